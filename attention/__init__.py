@@ -1,0 +1,30 @@
+"""Exact attention on plain tensors: call normalisation, backends, and where they apply.
+
+Knows nothing of ComfyUI; usable from any PyTorch program::
+
+    from headroom.attention import AttentionCall, BACKENDS
+    call = AttentionCall.bind(q, k, v, heads, mask=mask)
+    out = call.pack(BACKENDS["online"].run(call))
+"""
+
+from .backends import BACKENDS, Backend, Decision, choose, compute
+from .blocks import BlockSelection, Place, parse_blocks
+from .call import AttentionCall
+from .online import online_attention
+from .sdpa import sdpa_attention
+from .sliced import sliced_attention
+
+__all__ = [
+    "BACKENDS",
+    "AttentionCall",
+    "Backend",
+    "BlockSelection",
+    "Decision",
+    "Place",
+    "choose",
+    "compute",
+    "online_attention",
+    "parse_blocks",
+    "sdpa_attention",
+    "sliced_attention",
+]

@@ -1,0 +1,57 @@
+"""Sliced attention: a few query rows against all keys at a time."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .tiles import empty_output, exponentiate, group_size, head_groups, score_dtype, score_tile, spans
+
+# Score bytes of one slice when the caller names no rows. On a CPU the smaller slice is the faster one, since it
+# stays in cache; on an accelerator it must be large enough to fill the device.
+CPU_SLICE_BYTES = 2 << 20
+ACCELERATOR_SLICE_BYTES = 256 << 20
+
+
+def sliced_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, *, rows: int = 0
+) -> Tensor:
+    """Exact attention that holds the scores of ``rows`` query rows at a time.
+
+    Args:
+        q: (B, H, Nq, D). k: (B, Hk, Nk, D). v: (B, Hk, Nk, Dv). Any strides; half dtypes are computed in float32.
+        scale: factor of the scores.
+        mask: None or (B|1, H|1, Nq|1, Nk|1), bool or additive.
+        rows: query rows per slice; 0 chooses them so that a slice's scores take 2 MiB on a CPU, 256 MiB on an
+            accelerator. Nq need not be a multiple of it.
+
+    Returns:
+        (B, Nq, H, Dv), contiguous, in q's dtype. A row whose keys are all masked is zero, as in torch's SDPA.
+
+    Memory beyond the output: 4 * G * rows * Nk bytes, with G = 1 head on a CPU and H on an accelerator.
+
+    Source: Rabe & Staats, "Self-attention Does Not Need O(n^2) Memory" (arXiv 2112.05682), section 2, with the
+    chunks along the queries only.
+    """
+    out = empty_output(q, v)
+    keys = k.shape[2]
+    if out.numel() == 0 or keys == 0:
+        return out.zero_()
+    group = group_size(q)
+    rows = min(rows or _rows_for(q, keys, group), q.shape[2])
+    dtype = score_dtype(q)
+    buffer = torch.empty(group * rows * keys, dtype=dtype, device=q.device)
+    for part in head_groups(q, k, v, group):
+        for span in spans(q.shape[2], rows):
+            scores = score_tile(buffer, part, part.q[:, span].to(dtype), span, slice(0, keys), scale, mask)
+            exponentiate(scores, scores.amax(-1, keepdim=True), mask is not None)
+            total = scores.sum(-1, keepdim=True)
+            if mask is not None:
+                total.masked_fill_(total == 0, 1.0)
+            out[part.batch, span, part.heads].transpose(0, 1).copy_(torch.bmm(scores, part.v).div_(total))
+    return out
+
+
+def _rows_for(q: Tensor, keys: int, group: int) -> int:
+    budget = CPU_SLICE_BYTES if q.device.type == "cpu" else ACCELERATOR_SLICE_BYTES
+    return max(16, budget // (score_dtype(q).itemsize * group * keys))

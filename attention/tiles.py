@@ -1,0 +1,106 @@
+"""What the tiled attentions share: head groups, score tiles, masks on a tile, and the exponential.
+
+Scores are float32 (float64 for float64 inputs) whatever the inputs' dtype, so half-precision logits beyond
+65504 stay finite. All heads of a group share one preallocated score buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+LOG2E = math.log2(math.e)
+
+
+@dataclass(frozen=True)
+class HeadGroup:
+    """Heads computed together: their index ranges and float (G, N, D) operands."""
+
+    batch: int
+    heads: slice
+    q: Tensor
+    k_transposed: Tensor
+    v: Tensor
+
+
+def score_dtype(q: Tensor) -> torch.dtype:
+    return torch.float64 if q.dtype == torch.float64 else torch.float32
+
+
+def head_groups(q: Tensor, k: Tensor, v: Tensor, group: int) -> Iterator[HeadGroup]:
+    """Splits (B, H, N, D) operands into groups of at most ``group`` query heads over the same key heads.
+
+    Keys and values are converted to the score dtype here, once per group, which costs O(N) memory; queries are
+    converted a tile at a time. Grouped-query heads are indexed, never repeated in memory.
+    """
+    queries_per_key = q.shape[1] // k.shape[1]
+    step = group if queries_per_key == 1 else math.gcd(group, queries_per_key)
+    dtype = score_dtype(q)
+    for batch in range(q.shape[0]):
+        for first in range(0, q.shape[1], step):
+            heads = slice(first, min(first + step, q.shape[1]))
+            key_heads = slice(first // queries_per_key, (heads.stop - 1) // queries_per_key + 1)
+            size = heads.stop - first
+            keys, values = (x[batch, key_heads].to(dtype).expand(size, -1, -1) for x in (k, v))
+            yield HeadGroup(batch, heads, q[batch, heads], keys.transpose(1, 2), values)
+
+
+def mask_tile(mask: Tensor, group: HeadGroup, rows: slice, cols: slice) -> Tensor:
+    """The part of a (B|1, H|1, Nq|1, Nk|1) mask over one tile, additive, still broadcast where it was."""
+    tile = mask[group.batch if mask.shape[0] > 1 else 0]
+    tile = tile[group.heads] if tile.shape[0] > 1 else tile
+    tile = tile[:, rows] if tile.shape[1] > 1 else tile
+    tile = tile[:, :, cols] if tile.shape[2] > 1 else tile
+    if tile.dtype == torch.bool:
+        # 1 - 1/m maps {1, 0} to {0, -inf}; on a CPU five times cheaper than masked_fill_ on the scores.
+        return tile.to(torch.float32).reciprocal_().neg_().add_(1.0)
+    return tile
+
+
+def score_tile(
+    buffer: Tensor, group: HeadGroup, q_rows: Tensor, rows: slice, cols: slice, scale: float, mask: Tensor | None
+) -> Tensor:
+    """Scores of query rows against key columns, (G, rows, cols), written into ``buffer``.
+
+    In units of log2 without a mask (the factor is folded into the matrix product), natural units with one: a
+    mask of finfo.min times log2(e) would overflow to -inf and lose its rows.
+    """
+    size, n = q_rows.shape[0], q_rows.shape[1]
+    scores = buffer[: size * n * (cols.stop - cols.start)].view(size, n, cols.stop - cols.start)
+    keys = group.k_transposed[:, :, cols]
+    torch.baddbmm(scores, q_rows, keys, beta=0, alpha=scale if mask is not None else scale * LOG2E, out=scores)
+    if mask is not None:
+        scores.add_(mask_tile(mask, group, rows, cols))
+    return scores
+
+
+def exponentiate(scores: Tensor, row_max: Tensor, masked: bool) -> Tensor:
+    """``exp(scores - row_max)`` in place.
+
+    By exp2: torch's CPU exp is several times slower than its exp2. A row that is masked out entirely has a
+    maximum of -inf and becomes all zeros.
+    """
+    if masked:
+        scores.sub_(row_max.masked_fill(row_max == -math.inf, 0.0)).mul_(LOG2E)
+    else:
+        scores.sub_(row_max)
+    return scores.exp2_()
+
+
+def spans(length: int, step: int) -> Iterator[slice]:
+    for start in range(0, length, step):
+        yield slice(start, min(start + step, length))
+
+
+def group_size(q: Tensor) -> int:
+    """Heads computed together: one on a CPU, where a small tile stays in cache; all of them on an accelerator,
+    where one head alone would leave most of the device idle."""
+    return 1 if q.device.type == "cpu" else q.shape[1]
+
+
+def empty_output(q: Tensor, v: Tensor) -> Tensor:
+    return torch.empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), dtype=q.dtype, device=q.device)

@@ -1,0 +1,25 @@
+"""Loads the checkout as the package ``headroom``, whatever its folder is called.
+
+Its root must not stand on ``sys.path``: the host has a top-level module ``nodes`` of its own.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def _load_package() -> None:
+    spec = importlib.util.spec_from_file_location(
+        "headroom", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["headroom"] = package
+    spec.loader.exec_module(package)
+
+
+assert str(ROOT) not in sys.path, "start pytest by its console script: `python -m pytest` puts the checkout on sys.path"
+_load_package()
