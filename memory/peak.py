@@ -1,0 +1,75 @@
+"""Measured peak memory of a stretch of work: torch's CUDA peak on a GPU, sampled resident set size elsewhere."""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from types import TracebackType
+
+import psutil
+import torch
+
+SAMPLE_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Bytes before and at the highest point, and how they were measured."""
+
+    before: int
+    highest: int
+    source: str
+
+    @property
+    def growth(self) -> int:
+        return max(0, self.highest - self.before)
+
+
+class PeakMeter:
+    """Context manager; :attr:`peak` is set on leaving it.
+
+    On CUDA it resets torch's own peak statistics of the device. Elsewhere a thread samples the process's resident
+    set size every 10 ms, so a peak shorter than that can be missed, and memory that the allocator kept from
+    earlier work hides the first bytes of growth.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.peak: Peak | None = None
+
+    def __enter__(self) -> PeakMeter:
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._before = torch.cuda.memory_allocated(self.device)
+        else:
+            self._sampler = _ResidentSetSampler()
+            self._before = self._sampler.highest
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.device.type == "cuda":
+            highest = torch.cuda.max_memory_allocated(self.device)
+            self.peak = Peak(self._before, highest, f"allocated on {torch.cuda.get_device_name(self.device)}")
+        else:
+            self.peak = Peak(self._before, self._sampler.stop(), "resident set size, sampled")
+
+
+class _ResidentSetSampler:
+    def __init__(self) -> None:
+        self._process = psutil.Process(os.getpid())
+        self._done = threading.Event()
+        self.highest = self._process.memory_info().rss
+        self._thread = threading.Thread(target=self._sample, name="headroom-rss", daemon=True)
+        self._thread.start()
+
+    def _sample(self) -> None:
+        while not self._done.wait(SAMPLE_SECONDS):
+            self.highest = max(self.highest, self._process.memory_info().rss)
+
+    def stop(self) -> int:
+        self._done.set()
+        self._thread.join()
+        return max(self.highest, self._process.memory_info().rss)

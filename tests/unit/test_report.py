@@ -1,0 +1,111 @@
+"""Run log, measured peaks, and the report as text and chart."""
+
+import threading
+
+import numpy as np
+import torch
+from headroom.memory import AttentionCounts, NodeReport, Peak, PeakMeter, Row, RunLog, draw_report, render_report
+from headroom.memory.runlog import MOST_NODES, MOST_ROWS_PER_NODE
+
+
+def sampled_row() -> Row:
+    counts = AttentionCounts()
+    for index in (1, 2, 4):
+        counts.add(("input", index), "sdpa", "auto: fused kernel, O(N) memory")
+    counts.add(("middle", 0), "host", "block not selected")
+    return Row("sampling", 2.5, Peak(2**30, 3 * 2**30, "sampled"), counts, outcome="done")
+
+
+class TestRunLog:
+    def test_rows_are_kept_by_prompt_and_node(self) -> None:
+        log = RunLog()
+        first, second = log.start("p", "3", "sampling"), log.start("p", "3", "sampling")
+        log.start("q", "3", "decode")
+        assert log.rows("p", "3") == [first, second]
+        assert [row.work for row in log.rows("q", "3")] == ["decode"]
+        assert log.rows("p", "4") == []
+
+    def test_it_is_bounded(self) -> None:
+        log = RunLog()
+        for i in range(MOST_NODES + 5):
+            log.start("p", str(i), "decode")
+        assert log.rows("p", "4") == []
+        assert log.rows("p", "5")
+        for _ in range(MOST_ROWS_PER_NODE + 3):
+            log.start("p", "again", "decode")
+        assert len(log.rows("p", "again")) == MOST_ROWS_PER_NODE
+
+    def test_an_earlier_row_is_found_only_for_the_same_graph(self) -> None:
+        log = RunLog()
+        row = log.start("p", "3", "sampling")
+        assert log.earlier("3", "abc") == []
+        row.signature = "abc"
+        assert log.earlier("3", "abc") == [row]
+        assert log.earlier("3", "other") == []
+        assert log.earlier("4", "abc") == []
+
+    def test_counts_from_several_threads_are_complete(self) -> None:
+        counts = AttentionCounts()
+        threads = [
+            threading.Thread(target=lambda: [counts.add(("double", 0), "sdpa", "") for _ in range(2000)])
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert counts.total == 8000
+
+
+class TestPeak:
+    def test_a_held_tensor_shows_in_the_resident_set(self) -> None:
+        with PeakMeter(torch.device("cpu")) as meter:
+            held = torch.ones(64 << 20)  # 256 MiB, touched
+            torch.mul(held, 2, out=held)
+        assert meter.peak is not None
+        assert meter.peak.growth >= 250 << 20
+        assert "resident" in meter.peak.source
+
+
+class TestText:
+    def test_a_full_report(self) -> None:
+        text = render_report(
+            [NodeReport("1", "Load Checkpoint", []), NodeReport("5", "KSampler", [sampled_row()])], "cpu, 24 GB RAM"
+        )
+        assert "#5 KSampler" in text
+        assert "sampling · 2.50 s · peak 3.00 GB (+2.00 GB over its start; sampled)" in text
+        assert "attention: 4 calls" in text
+        assert "sdpa: 3 calls in input:1-2,4 (auto: fused kernel, O(N) memory)" in text
+        assert "host: 1 calls in middle:0 (block not selected)" in text
+        assert "Not measured: #1 Load Checkpoint" in text
+
+    def test_zero_calls_warn(self) -> None:
+        row = Row("sampling", 1.0, None, AttentionCounts(), outcome="done")
+        assert "0 calls reached HeadroomAttention" in render_report([NodeReport("5", "KSampler", [row])], "cpu")
+
+    def test_cached_interrupted_and_empty(self) -> None:
+        row = Row(
+            "decode", 1.0, None, notices=["out of memory with 4 tiles: tried smaller ones"], outcome="interrupted"
+        )
+        text = render_report([NodeReport("5", "KSampler", [row], cached=True)], "cpu")
+        assert "cached, earlier run" in text
+        assert "decode (interrupted)" in text
+        assert "! out of memory" in text
+        assert "Nothing before this node was measured" in render_report([], "cpu")
+
+
+class TestChart:
+    def test_longer_bars_for_more_memory(self) -> None:
+        small, large = (
+            draw_report([NodeReport("1", "a", [Row("decode", 1.0, Peak(0, size, ""))]), big], "cpu")
+            for size, big in (
+                (2**28, NodeReport("2", "b", [sampled_row()])),
+                (2**31, NodeReport("2", "b", [sampled_row()])),
+            )
+        )
+        growth = np.array((0x4E, 0xA1, 0xFF))
+        blue = [int((np.asarray(image) == growth).all(-1).sum()) for image in (small, large)]
+        assert blue[1] > blue[0] > 0
+
+    def test_without_measurements(self) -> None:
+        assert draw_report([], "cpu").size[0] > 0
