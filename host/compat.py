@@ -1,0 +1,81 @@
+"""What differs between host versions, behind one name each, and a self-test that says what is missing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import comfy.model_management
+import comfy.patcher_extension
+import comfy.sd
+import torch
+
+OLDEST_TESTED, NEWEST_TESTED = "0.18.2", "0.30.0"
+
+
+@dataclass(frozen=True)
+class Feature:
+    """Something of the host that Headroom stands on."""
+
+    name: str
+    present: Callable[[], bool]
+    without_it: str
+
+
+FEATURES = (
+    Feature(
+        "sampler wrappers",
+        lambda: all(hasattr(comfy.patcher_extension.WrappersMP, w) for w in ("OUTER_SAMPLE", "PREDICT_NOISE")),
+        "Attention by Block and Step cannot count its calls or follow the steps",
+    ),
+    Feature(
+        "VAE memory estimates",
+        lambda: all(hasattr(comfy.sd.VAE, name) for name in ("vae_encode_crop_pixels", "throw_exception_if_invalid")),
+        "Low-Memory VAE cannot plan its tiles",
+    ),
+    Feature(
+        "executing context",
+        lambda: _executing_context() is not None,
+        "the memory report cannot tell which node did what",
+    ),
+)
+
+
+def missing_features() -> list[str]:
+    """One sentence per host feature that is not there; empty on a tested host."""
+    return [
+        f"this ComfyUI lacks its {feature.name}: {feature.without_it}; update ComfyUI to {OLDEST_TESTED} or newer"
+        for feature in FEATURES
+        if not feature.present()
+    ]
+
+
+def _executing_context() -> Callable[[], object] | None:
+    try:
+        from comfy_execution.utils import get_executing_context
+    except ImportError:
+        return None
+    return get_executing_context
+
+
+def executing_node() -> tuple[str, str]:
+    """(prompt id, node id) of the node that runs in this thread; empty strings outside a prompt."""
+    getter = _executing_context()
+    context = getter() if getter else None
+    return (str(context.prompt_id), str(context.node_id)) if context else ("", "")  # type: ignore[attr-defined]
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether the host counts ``error`` as a failure to allocate."""
+    check = getattr(comfy.model_management, "is_oom", None)
+    if check is not None:
+        return bool(check(error))
+    return isinstance(error, comfy.model_management.OOM_EXCEPTION)
+
+
+def device_context(device: torch.device) -> AbstractContextManager[object]:
+    """Makes ``device`` the current one where the host does so (several GPUs); hosts before 0.24 do not."""
+    context = getattr(comfy.model_management, "cuda_device_context", None)
+    return context(device) if context is not None else contextlib.nullcontext()

@@ -1,0 +1,92 @@
+"""The memory report of a prompt: which nodes stand before the report node, and what the run log knows of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import comfy.model_management
+import numpy as np
+import torch
+from comfy.model_patcher import ModelPatcher
+from torch import Tensor
+
+from ..memory import NodeReport, draw_report, render_report
+from .attention import attention_settings
+from .device import describe_machine
+from .runs import LOG
+
+
+class Graph(Protocol):
+    """The host's dynamic prompt: the submitted graph and the nodes that were expanded into it."""
+
+    def get_node(self, node_id: str) -> dict[str, Any]: ...
+
+    def has_node(self, node_id: str) -> bool: ...
+
+
+def memory_report(prompt: str, node: str, graph: Graph, model: ModelPatcher | None) -> tuple[str, Tensor]:
+    """Text, and a chart as an IMAGE (1, H, W, 3), of everything before ``node`` in this prompt."""
+    nodes = list(_node_reports(prompt, node, graph))
+    settings = [] if model is None else _describe_model(model)
+    machine = describe_machine(comfy.model_management.get_torch_device())
+    chart = np.asarray(draw_report(nodes, machine), dtype=np.float32) / 255.0
+    return render_report(nodes, machine, settings), torch.from_numpy(chart)[None]
+
+
+def _node_reports(prompt: str, node: str, graph: Graph) -> Iterator[NodeReport]:
+    """In the order of the graph, each node after those it depends on."""
+    for before in _upstream(node, graph):
+        class_type = graph.get_node(before)["class_type"]
+        signature = _signature(before, graph)
+        rows = LOG.rows(prompt, before)
+        for row in rows:
+            row.signature = signature
+        cached = [] if rows else LOG.earlier(before, signature)
+        yield NodeReport(before, _display_name(class_type), rows or cached, cached=bool(cached))
+
+
+def _upstream(node: str, graph: Graph) -> list[str]:
+    """Every node that ``node`` depends on, dependencies first."""
+    ordered: dict[str, None] = {}
+    pending = [(parent, False) for parent in reversed(_parents(node, graph))]
+    while pending:
+        current, parents_done = pending.pop()
+        if current in ordered:
+            continue
+        if parents_done:
+            ordered[current] = None
+            continue
+        pending.append((current, True))
+        pending += [(parent, False) for parent in reversed(_parents(current, graph)) if parent not in ordered]
+    return list(ordered)
+
+
+def _parents(node: str, graph: Graph) -> list[str]:
+    links = [value for value in graph.get_node(node)["inputs"].values() if _is_link(value)]
+    return [str(link[0]) for link in links if graph.has_node(str(link[0]))]
+
+
+def _is_link(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int)
+
+
+def _signature(node: str, graph: Graph) -> str:
+    """Of a node and all before it: equal while the host would reuse its cached result."""
+    parts = [(n, graph.get_node(n)["class_type"], graph.get_node(n)["inputs"]) for n in (*_upstream(node, graph), node)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _display_name(class_type: str) -> str:
+    import nodes  # the host's own; it imports every node pack, ours included
+
+    return nodes.NODE_DISPLAY_NAME_MAPPINGS.get(class_type, class_type)
+
+
+def _describe_model(model: ModelPatcher) -> list[str]:
+    settings = attention_settings(model)
+    if not settings:
+        return ["model: no Headroom node on it"]
+    return [f"model: {setting.describe()}" for setting in settings]

@@ -1,0 +1,31 @@
+"""The nodes: schemas, and one call each."""
+
+from __future__ import annotations
+
+import logging
+
+from comfy_api.latest import ComfyExtension, io
+
+from ..host.compat import missing_features
+from .attention import HeadroomAttention
+from .report import HeadroomReport
+from .vae import HeadroomVAE, HeadroomVAEDecode, HeadroomVAEEncode
+
+NODES: list[type[io.ComfyNode]] = [
+    HeadroomAttention,
+    HeadroomVAE,
+    HeadroomVAEDecode,
+    HeadroomVAEEncode,
+    HeadroomReport,
+]
+
+
+class HeadroomExtension(ComfyExtension):
+    """What ComfyUI asks for the pack's nodes."""
+
+    async def on_load(self) -> None:
+        for sentence in missing_features():
+            logging.getLogger(__name__).warning("Headroom: %s", sentence)
+
+    async def get_node_list(self) -> list[type[io.ComfyNode]]:
+        return NODES

@@ -1,0 +1,88 @@
+"""Attention by Block and Step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..host.attention import BACKEND_CHOICES, apply_attention
+
+
+class HeadroomAttention(io.ComfyNode):
+    """Chooses how a model computes attention, in which blocks and in which steps. Exact: every backend gives the
+    same picture up to float rounding; they differ in memory and speed.
+
+    An attention override of another node stays in force wherever this one does not apply. Put a Memory Report last
+    to see what ran."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="HeadroomAttention",
+            display_name="Attention by Block and Step",
+            category="headroom",
+            description=cls.__doc__,
+            search_aliases=["sliced attention", "attention slicing", "low memory attention", "sdpa", "flash attention"],
+            inputs=[
+                io.Model.Input("model"),
+                io.Combo.Input(
+                    "backend",
+                    options=list(BACKEND_CHOICES),
+                    default="auto",
+                    tooltip="auto: torch's fused kernel where it needs little memory, else online; never a quantised"
+                    " kernel. host: whatever ComfyUI would use. sdpa: torch's fused kernel. sliced: a few query rows"
+                    " against all keys; 512 rows of 4096 hold 13 % of the full matrix. online: query and key tiles with"
+                    " a running softmax; memory does not grow with the square of the tokens. What a machine cannot do"
+                    " falls to the next exact backend, and the report says why.",
+                ),
+                io.String.Input(
+                    "blocks",
+                    default="all",
+                    tooltip="all; inner (without the first and last block); or a list such as"
+                    " double:0-18, single:*, input:1,2, middle, output:3-8. UNets have input, middle and output blocks,"
+                    " transformers double and single ones. SD3 and LTX-Video do not say which block calls: only all"
+                    " reaches them.",
+                ),
+                io.Float.Input(
+                    "start_percent",
+                    default=0.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.001,
+                    tooltip="Applies from this part of sampling on: 0 is the noisy start, 1 the finished picture.",
+                ),
+                io.Float.Input(
+                    "end_percent",
+                    default=1.0,
+                    min=0.0,
+                    max=1.0,
+                    step=0.001,
+                    tooltip="Applies up to this part of sampling.",
+                ),
+                io.Int.Input(
+                    "slice_rows",
+                    default=0,
+                    min=0,
+                    max=65536,
+                    step=16,
+                    advanced=True,
+                    tooltip="Query rows per slice of the sliced backend. 0: as many as make 2 MiB of scores on a CPU,"
+                    " 256 MiB on a GPU.",
+                ),
+                io.Int.Input(
+                    "min_tokens",
+                    default=0,
+                    min=0,
+                    max=1048576,
+                    advanced=True,
+                    tooltip="Calls with fewer query tokens stay with the host. A 1024 px picture has 16384 tokens in a"
+                    " UNet's first blocks and 4096 in Flux.",
+                ),
+            ],
+            outputs=[io.Model.Output(tooltip="A copy of the model; the input is unchanged.")],
+        )
+
+    @classmethod
+    def execute(cls, model: Any, **settings: Any) -> io.NodeOutput:
+        return io.NodeOutput(apply_attention(model, **settings))

@@ -1,0 +1,46 @@
+"""Memory Report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io, ui
+
+from ..host.compat import executing_node
+from ..host.report import memory_report
+
+
+class HeadroomReport(io.ComfyNode):
+    """Says what ran in this prompt before this node: attention backend per block and why, how many calls reached
+    HeadroomAttention, VAE method and tiles, time, and measured peak memory. Passes its input through unchanged: put
+    it last, behind the decode."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        anything = io.MatchType.Template("anything")
+        return io.Schema(
+            node_id="HeadroomReport",
+            display_name="Memory Report",
+            category="headroom",
+            description=cls.__doc__,
+            search_aliases=["vram usage", "peak memory", "profiler", "which attention"],
+            inputs=[
+                io.MatchType.Input("anything", anything, tooltip="Passed through; all nodes before it are reported."),
+                io.Model.Input(
+                    "model", optional=True, tooltip="Names this model's Headroom settings in the report's head."
+                ),
+            ],
+            outputs=[
+                io.MatchType.Output(anything, id="passed", display_name="anything"),
+                io.String.Output("report", display_name="report"),
+                io.Image.Output("chart", display_name="chart"),
+            ],
+            hidden=[io.Hidden.unique_id, io.Hidden.dynprompt],
+            is_output_node=True,
+        )
+
+    @classmethod
+    def execute(cls, anything: Any, model: Any = None) -> io.NodeOutput:
+        prompt, node = executing_node()
+        report, chart = memory_report(prompt, node, cls.hidden.dynprompt, model)
+        return io.NodeOutput(anything, report, chart, ui=ui.PreviewText(report))

@@ -1,0 +1,156 @@
+"""Low-memory VAE: the wrapper, and its two shortcuts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..host.vae import METHOD_CHOICES, STORE_CHOICES, VAESettings, decode_latent, low_memory_vae
+from ..vae import FEATHERS
+
+
+def _settings_inputs() -> list[io.Input]:
+    """The widgets that all three nodes share."""
+    return [
+        io.Combo.Input(
+            "method",
+            options=list(METHOD_CHOICES),
+            default="auto",
+            tooltip="auto: in one piece where that fits the budget (the stock result), else feathered."
+            " exact: not in this version. feathered: overlapping tiles blended in one pass, approximate"
+            " (core runs three passes).",
+        ),
+        io.Float.Input(
+            "vram_budget_gb",
+            default=0.0,
+            min=0.0,
+            max=1024.0,
+            step=0.1,
+            advanced=True,
+            tooltip="What one tile may need, in GB of 2^30 bytes, by the host's estimate. 0: the card's total minus the"
+            " host's reserve.",
+        ),
+        io.Int.Input(
+            "tile_size",
+            default=0,
+            min=0,
+            max=16384,
+            step=32,
+            advanced=True,
+            tooltip="Side of a tile in pixels of the picture. 0: the largest that fits the budget. auto uses it only"
+            " where the whole does not fit.",
+        ),
+        io.Int.Input(
+            "overlap",
+            default=64,
+            min=0,
+            max=4096,
+            step=8,
+            advanced=True,
+            tooltip="Pixels neighbouring tiles share, at least. An image VAE sees about 140 px around a pixel: more"
+            " overlap, fainter seams, more work.",
+        ),
+        io.Combo.Input(
+            "feather",
+            options=list(FEATHERS),
+            default="cosine",
+            advanced=True,
+            tooltip="How neighbours fade into each other over the overlap.",
+        ),
+        io.Int.Input(
+            "temporal_size",
+            default=0,
+            min=0,
+            max=16384,
+            advanced=True,
+            tooltip="Video: frames of a tile. 0: all frames, unless even the smallest tile would not fit.",
+        ),
+        io.Int.Input(
+            "temporal_overlap",
+            default=16,
+            min=0,
+            max=4096,
+            advanced=True,
+            tooltip="Video: frames neighbouring tiles share. A latent frame is 4 frames in Wan, 8 in LTX-Video.",
+        ),
+        io.Int.Input(
+            "batch_slice",
+            default=0,
+            min=0,
+            max=4096,
+            advanced=True,
+            tooltip="Images of a batch computed together. 0: one after the other.",
+        ),
+        io.Combo.Input(
+            "store",
+            options=list(STORE_CHOICES),
+            default="same",
+            advanced=True,
+            tooltip="Storage between the strips of the exact method; has no part in the feathered one.",
+        ),
+    ]
+
+
+class HeadroomVAE(io.ComfyNode):
+    """A VAE that encodes and decodes within a memory budget. Every node behind it profits: inpainting,
+    image-to-video, detailers, the stock decode; bypass it and the graph is the stock graph again.
+
+    The tiled stock nodes behind it use its tiles, not their own."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="HeadroomVAE",
+            display_name="Low-Memory VAE (exact)",
+            category="headroom",
+            description=cls.__doc__,
+            search_aliases=["tiled vae", "vae tiling", "out of memory", "seams"],
+            inputs=[io.Vae.Input("vae"), *_settings_inputs()],
+            outputs=[io.Vae.Output(tooltip="A shallow copy of the VAE; the input is unchanged.")],
+        )
+
+    @classmethod
+    def execute(cls, vae: Any, **settings: Any) -> io.NodeOutput:
+        return io.NodeOutput(low_memory_vae(vae, VAESettings(**settings)))
+
+
+class HeadroomVAEDecode(io.ComfyNode):
+    """Decodes a latent within a memory budget: a shortcut to Low-Memory VAE with a decode behind it. With a
+    progress bar, a preview tile by tile, and cancel after each tile."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="HeadroomVAEDecode",
+            display_name="VAE Decode (exact, low memory)",
+            category="headroom",
+            description=cls.__doc__,
+            search_aliases=["vae decode tiled", "tiled decode", "latent to image"],
+            inputs=[io.Latent.Input("samples"), io.Vae.Input("vae"), *_settings_inputs()],
+            outputs=[io.Image.Output()],
+        )
+
+    @classmethod
+    def execute(cls, samples: Any, vae: Any, **settings: Any) -> io.NodeOutput:
+        return io.NodeOutput(decode_latent(low_memory_vae(vae, VAESettings(**settings)), samples))
+
+
+class HeadroomVAEEncode(io.ComfyNode):
+    """Encodes pictures within a memory budget: a shortcut to Low-Memory VAE with an encode behind it."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="HeadroomVAEEncode",
+            display_name="VAE Encode (exact, low memory)",
+            category="headroom",
+            description=cls.__doc__,
+            search_aliases=["vae encode tiled", "tiled encode", "image to latent"],
+            inputs=[io.Image.Input("pixels"), io.Vae.Input("vae"), *_settings_inputs()],
+            outputs=[io.Latent.Output()],
+        )
+
+    @classmethod
+    def execute(cls, pixels: Any, vae: Any, **settings: Any) -> io.NodeOutput:
+        return io.NodeOutput({"samples": low_memory_vae(vae, VAESettings(**settings)).encode(pixels)})
