@@ -232,7 +232,13 @@ class _Pass:
         overlap = math.ceil(self.settings.temporal_overlap / per_cell)
         size = self.settings.temporal_size
         tile = max(math.ceil(size / per_cell), overlap + 1) if size else 0
-        return TileRequest(length, tile, overlap, self.frames, smallest=2)
+        return TileRequest(length, tile, overlap, self.frames, smallest=2, causal=self.causal)
+
+    @property
+    def causal(self) -> bool:
+        """Video autoencoders are causal in time but for LTX-Video's decoder, which says that it is not."""
+        half = "decoder" if self.direction is Direction.DECODE else "encoder"
+        return bool(getattr(getattr(self.vae.first_stage_model, half, None), "causal", True))
 
     def frames(self, cells: int) -> int:
         """Frames that ``cells`` latent cells decode to."""

@@ -13,10 +13,13 @@ class Axis:
     Attributes:
         cells: the tiles, as slices of latent cells; they cover the axis, neighbours overlap.
         pixels: how many pixels (frames) n cells decode to.
+        causal: a position depends on those before it only, so a tile is right at its end and wrong at its
+            beginning: tiles are then joined where the earlier one ends, not faded into each other.
     """
 
     cells: tuple[slice, ...]
     pixels: Callable[[int], int]
+    causal: bool = False
 
     def pixel_span(self, cells: slice) -> slice:
         """Where a tile's pixels lie among all pixels.

@@ -17,7 +17,7 @@ FEATHERS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-def feather_windows(spans: Sequence[slice], feather: str) -> list[Tensor]:
+def feather_windows(spans: Sequence[slice], feather: str, causal: bool = False) -> list[Tensor]:
     """One weight vector per tile of an axis; at every position the weights of all tiles sum to 1.
 
     Weights are those of pixel centres, so the border pixel, which saw the most padding, counts little but not
@@ -27,19 +27,26 @@ def feather_windows(spans: Sequence[slice], feather: str) -> list[Tensor]:
     Args:
         spans: the tiles, in order, covering 0 to the last stop.
         feather: a key of :data:`FEATHERS`.
+        causal: trust the earlier tile over the whole overlap; see :class:`~.axis.Axis`.
 
     Returns:
         float32 vectors, each as long as its tile.
     """
+    windows = [_window(spans, i, feather, causal) for i in range(len(spans))]
     total = torch.zeros(spans[-1].stop, dtype=torch.float64)
-    windows = []
-    for i, span in enumerate(spans):
-        before = spans[i - 1].stop - span.start if i else 0
-        after = span.stop - spans[i + 1].start if i + 1 < len(spans) else 0
-        window = _ramp(span, before, feather) * _ramp(span, after, feather).flip(0)
+    for span, window in zip(spans, windows):
         total[span] += window
-        windows.append(window)
-    return [(window / total[span]).float() for window, span in zip(windows, spans)]
+    return [(window / total[span]).float() for span, window in zip(spans, windows)]
+
+
+def _window(spans: Sequence[slice], i: int, feather: str, causal: bool) -> Tensor:
+    """Weights of one tile before they are made to sum to 1 with its neighbours'."""
+    span = spans[i]
+    before = spans[i - 1].stop - span.start if i else 0
+    if causal:
+        return torch.cat((torch.zeros(before), torch.ones(span.stop - span.start - before))).double()
+    after = span.stop - spans[i + 1].start if i + 1 < len(spans) else 0
+    return _ramp(span, before, feather) * _ramp(span, after, feather).flip(0)
 
 
 def _ramp(span: slice, overlap: int, feather: str) -> Tensor:

@@ -41,7 +41,7 @@ def feathered(
         run: decodes or encodes a (B, C, *tile) tensor, and returns it where the result shall live.
         axes: one per tiled dim.
         direction: whether ``x`` is cells or pixels.
-        feather: cosine, linear or gaussian.
+        feather: cosine, linear or gaussian; a causal axis is joined instead.
         on_tile: called after each tile with the blended output so far (for progress, cancelling, previews).
 
     Returns:
@@ -55,7 +55,7 @@ def feathered(
         result = run(x[_region(sources, [0] * len(axes))])
         on_tile(result)
         return result
-    windows = [feather_windows(spans, feather) for spans in targets]
+    windows = [feather_windows(spans, feather, axis.causal) for spans, axis in zip(targets, axes)]
     out: Tensor | None = None
     for tile in product(*(range(len(axis.cells)) for axis in axes)):
         result = run(x[_region(sources, tile)])

@@ -21,6 +21,7 @@ class TileRequest:
         overlap: cells shared with the next tile, at least.
         pixels: how many pixels (frames) n cells decode to.
         smallest: the budget never makes a tile smaller than this.
+        causal: see :class:`~.axis.Axis`.
     """
 
     length: int
@@ -28,6 +29,7 @@ class TileRequest:
     overlap: int
     pixels: Callable[[int], int]
     smallest: int = SMALLEST_TILE
+    causal: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ def plan_tiles(
 def _plan(
     requests: Sequence[TileRequest], counts: Sequence[int], estimate: Callable[[Sequence[int]], float], budget: float
 ) -> TilePlan:
-    axes = tuple(Axis(_cells(request, count), request.pixels) for request, count in zip(requests, counts))
+    axes = tuple(Axis(_cells(r, count), r.pixels, r.causal) for r, count in zip(requests, counts))
     tile = [axis.cells[0].stop - axis.cells[0].start for axis in axes]
     need = int(estimate(tile))
     return TilePlan(axes, need, need <= budget)

@@ -48,6 +48,14 @@ class TestWindows:
         assert (first[:12] == 1).all()
         assert (last[-12:] == 1).all()
 
+    def test_causal_tiles_are_joined_where_the_earlier_one_ends(self) -> None:
+        spans = [slice(0, 10), slice(4, 14), slice(8, 18)]
+        owner = torch.zeros(18)
+        for i, (span, window) in enumerate(zip(spans, feather_windows(spans, "cosine", causal=True))):
+            assert set(window.tolist()) == {0.0, 1.0} or i == 0
+            owner[span] += window * (i + 1)
+        assert owner.tolist() == [1] * 10 + [2] * 4 + [3] * 4
+
     def test_cosine_is_the_raised_cosine(self) -> None:
         window = feather_windows([slice(0, 10), slice(6, 16)], "cosine")[1]
         expected = [0.5 - 0.5 * math.cos(math.pi * (i + 0.5) / 4) for i in range(4)]
