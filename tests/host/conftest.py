@@ -1,0 +1,60 @@
+"""A real ComfyUI: imported into this process, and as a server of its own with and without the pack.
+
+`python3 -m tools test` says where it is (HEADROOM_COMFYUI) and where its small checkpoints are (HEADROOM_MODELS).
+"""
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from headroom.tools.client import Client
+from headroom.tools.environment import Environment
+from headroom.tools.server import Server
+
+ENVIRONMENT = Environment.from_variables(os.environ)
+
+
+def _import_host() -> None:
+    """Imports the host on the CPU, its folders in a temporary place that links to the checkpoints."""
+    base = Path(tempfile.mkdtemp(prefix="headroom-host-"))
+    atexit.register(shutil.rmtree, base, ignore_errors=True)
+    for name in ("models", "datasets", "input"):
+        (base / name).symlink_to(ENVIRONMENT.models / name, target_is_directory=True)
+    arguments, sys.argv = sys.argv, ["comfyui", "--cpu", "--base-directory", str(base)]
+    sys.path.insert(0, str(ENVIRONMENT.comfyui))
+    import comfy.options
+
+    comfy.options.enable_args_parsing()
+    import comfy.cli_args
+
+    sys.argv = arguments
+    import nodes  # noqa: F401
+
+
+_import_host()
+
+
+@pytest.fixture(autouse=True)
+def _inference() -> Iterator[None]:
+    """The host runs its nodes so."""
+    import torch
+
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    """The host with the pack, for the whole session."""
+    with Server(ENVIRONMENT, cpu=True) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def client(server: Server) -> Client:
+    return Client(server.url)

@@ -1,0 +1,86 @@
+"""The model families of the small checkpoints, driven in process by the host's own loaders and sampler."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Family:
+    """A small model and what it wants: text width, pooled width, latent channels, a video's latent frames."""
+
+    file: str
+    context: int
+    pooled: int | None
+    channels: int
+    frames: int = 0
+    reach: int = 8
+    names_blocks: bool = True
+
+    def load(self) -> Any:
+        return _load_model(self.file)
+
+    def latent(self, height: int = 128, width: int = 128, batch: int = 1) -> Tensor:
+        in_time = (self.frames,) if self.frames else ()
+        return torch.zeros(batch, self.channels, *in_time, height // self.reach, width // self.reach)
+
+    def conditioning(self, seed: int) -> list:
+        generator = torch.Generator().manual_seed(seed)
+        extra: dict[str, Any] = {}
+        if self.pooled:
+            extra["pooled_output"] = torch.randn(1, self.pooled, generator=generator) * 0.5
+        if self.file == "tiny_ltxv":
+            mask = torch.ones(1, 40, dtype=torch.long)
+            mask[:, 30:] = 0
+            extra["attention_mask"] = mask
+        return [[torch.randn(1, 40, self.context, generator=generator) * 0.5, extra]]
+
+
+FAMILIES = {
+    "sd15": Family("tiny_sd15_unet", 768, None, 4),
+    "sdxl": Family("tiny_sdxl_unet", 2048, 1280, 4),
+    "sd3": Family("tiny_sd3", 4096, 2048, 16, names_blocks=False),
+    "flux": Family("tiny_flux", 768, 768, 16),
+    "flux2": Family("tiny_flux2", 768, None, 128, reach=16),
+    "wan21": Family("tiny_wan21", 4096, None, 16, frames=2),
+    "ltxv": Family("tiny_ltxv", 4096, None, 128, frames=2, reach=32, names_blocks=False),
+}
+
+VAES = {"sd": 4, "flux": 16, "flux2": 128, "wan21": 16, "ltx": 128}
+
+
+@cache
+def _load_model(file: str) -> Any:
+    import nodes
+
+    return nodes.UNETLoader().load_unet(f"{file}.safetensors", "default")[0]
+
+
+@cache
+def load_vae(name: str) -> Any:
+    import nodes
+
+    return nodes.VAELoader().load_vae(f"tiny_vae_{name}.safetensors")[0]
+
+
+def sample(model: Any, family: Family, *, steps: int = 2, cfg: float = 3.0, latent: Tensor | None = None) -> Tensor:
+    """Latents of the host's own KSampler."""
+    import nodes
+
+    start = {"samples": family.latent() if latent is None else latent}
+    positive, negative = family.conditioning(1), family.conditioning(2)
+    (result,) = nodes.KSampler().sample(model, 7, steps, cfg, "euler", "normal", positive, negative, start)
+    return result["samples"]
+
+
+def psnr(result: Tensor, reference: Tensor) -> float:
+    """Peak signal to noise ratio in dB, the peak being the reference's range."""
+    error = (result.double() - reference.double()).square().mean().item()
+    span = (reference.max() - reference.min()).item()
+    return math.inf if error == 0 else 10 * math.log10(span**2 / error)

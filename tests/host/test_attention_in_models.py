@@ -1,0 +1,194 @@
+"""HeadroomAttention around the host's own models and sampler, in process."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from headroom.host.attention import OVERRIDE, apply_attention
+from headroom.host.runs import LOG
+from headroom.memory import Row
+from headroom.nodes.attention import HeadroomAttention
+
+from .families import FAMILIES, psnr, sample
+
+BACKENDS = ("auto", "host", "sdpa", "sliced", "online")
+DEFAULTS = {"blocks": "all", "start_percent": 0.0, "end_percent": 1.0, "slice_rows": 0, "min_tokens": 0}
+
+
+def last_row() -> Row:
+    """Outside a prompt the run log knows no node: the latest row of the empty key is the one just run."""
+    return LOG.rows("", "")[-1]
+
+
+def backends_that_ran() -> Counter[str]:
+    assert last_row().attention is not None
+    ran: Counter[str] = Counter()
+    for key, calls in last_row().attention.snapshot().items():
+        ran[key.backend.split(" ")[0]] += calls
+    return ran
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_same_latents_as_stock(name: str, backend: str) -> None:
+    family = FAMILIES[name]
+    stock = sample(family.load(), family)
+    settings = DEFAULTS | {"backend": backend, "slice_rows": 48}
+    model = HeadroomAttention.execute(family.load(), **settings).result[0]
+    result = sample(model, family)
+    assert psnr(result, stock) >= 80
+    expected = {"auto": "sdpa"}.get(backend, backend)
+    assert set(backends_that_ran()) == {expected}
+    assert last_row().attention.total > 0
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_attention_matters_to_the_small_models(name: str) -> None:
+    """If it did not, the test above would compare nothing."""
+    family = FAMILIES[name]
+    stock = sample(family.load(), family)
+    model = family.load().clone()
+    model.model_options["transformer_options"][OVERRIDE] = lambda func, *args, **kwargs: func(*args, **kwargs) * 0.9
+    assert psnr(sample(model, family), stock) < 60
+
+
+@pytest.mark.parametrize("name", ["sd15", "flux", "wan21"])
+def test_a_branch_beside_a_patched_one_is_bit_identical(name: str) -> None:
+    family = FAMILIES[name]
+    model = family.load()
+    before = sample(model, family)
+    patched = apply_attention(model, backend="online")
+    sample(patched, family)
+    assert torch.equal(sample(model, family), before)
+    assert torch.equal(sample(model.clone(), family), before)
+    assert OVERRIDE not in model.model_options["transformer_options"]
+
+
+class TestWhere:
+    def test_blocks_of_a_unet(self) -> None:
+        family = FAMILIES["sd15"]
+        everything = self.places(apply_attention(family.load(), backend="online"), family, "online")
+        chosen = self.places(
+            apply_attention(family.load(), backend="online", blocks="middle, output"), family, "online"
+        )
+        inner = self.places(apply_attention(family.load(), backend="online", blocks="inner"), family, "online")
+        assert chosen == {place for place in everything if place[0] != "input"}
+        assert {kind for kind, _ in everything} == {"input", "middle", "output"}
+        ends = everything - inner
+        assert ends == {min(p for p in everything if p[0] == "input"), max(p for p in everything if p[0] == "output")}
+
+    def test_blocks_of_a_transformer(self) -> None:
+        family = FAMILIES["flux"]
+        chosen = self.places(
+            apply_attention(family.load(), backend="sliced", blocks="double:1, single:2-3"), family, "sliced"
+        )
+        assert chosen == {("double", 1), ("single", 2), ("single", 3)}
+        inner = self.places(apply_attention(family.load(), backend="sliced", blocks="inner"), family, "sliced")
+        assert inner == {("double", 1), ("single", 0), ("single", 1), ("single", 2)}
+
+    def test_inner_blocks_of_a_single_list(self) -> None:
+        family = FAMILIES["wan21"]
+        inner = self.places(apply_attention(family.load(), backend="online", blocks="inner"), family, "online")
+        assert inner == {("double", 1), ("double", 2)}
+
+    @pytest.mark.parametrize("name", [name for name, family in FAMILIES.items() if not family.names_blocks])
+    def test_models_that_name_no_blocks_stay_with_the_host(self, name: str) -> None:
+        family = FAMILIES[name]
+        sample(apply_attention(family.load(), backend="online", blocks="inner"), family)
+        assert set(backends_that_ran()) == {"host"}
+
+    @staticmethod
+    def places(model: Any, family: Any, backend: str) -> set[tuple[str, int] | None]:
+        sample(model, family)
+        assert last_row().attention is not None
+        return {key.block for key in last_row().attention.snapshot() if key.backend == backend}
+
+
+class TestWhen:
+    @pytest.mark.parametrize(("start", "end", "share"), [(0.0, 0.5, 0.5), (0.5, 1.0, 0.5), (0.0, 1.0, 1.0)])
+    def test_part_of_the_steps(self, start: float, end: float, share: float) -> None:
+        family = FAMILIES["sd15"]
+        model = apply_attention(family.load(), backend="online", start_percent=start, end_percent=end)
+        sample(model, family, steps=4)
+        ran = backends_that_ran()
+        assert ran["online"] / ran.total() == pytest.approx(share, abs=0.26)
+        assert (ran["host"] > 0) == (share < 1)
+
+    def test_short_calls_stay_with_the_host(self) -> None:
+        family = FAMILIES["sd15"]  # 128 px: 256 tokens, every block the same
+        sample(apply_attention(family.load(), backend="online", min_tokens=257), family)
+        assert set(backends_that_ran()) == {"host"}
+        sample(apply_attention(family.load(), backend="online", min_tokens=256), family)
+        assert set(backends_that_ran()) == {"online"}
+
+
+class TestChain:
+    def test_a_foreign_override_keeps_what_is_not_ours(self) -> None:
+        family = FAMILIES["flux"]
+        seen: list[str] = []
+
+        def foreign(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            seen.append(kwargs["transformer_options"]["block_type"])
+            return func(*args, **kwargs)
+
+        model = family.load().clone()
+        model.model_options["transformer_options"][OVERRIDE] = foreign
+        sample(apply_attention(model, backend="online", blocks="double:*"), family)
+        assert set(seen) == {"single"}
+        assert backends_that_ran()["online"] > 0
+        assert backends_that_ran()["earlier"] == len(seen)
+
+    def test_two_of_ours_share_the_blocks(self) -> None:
+        family = FAMILIES["flux"]
+        first = apply_attention(family.load(), backend="sliced", blocks="double:*")
+        second = apply_attention(first, backend="online", blocks="single:*")
+        sample(second, family)
+        keys = last_row().attention.snapshot()
+        assert {(key.block[0], key.backend) for key in keys} == {("double", "sliced"), ("single", "online")}
+        sample(first, family)
+        assert set(backends_that_ran()) == {"sliced", "host"}, "the later node must not reach into the earlier one"
+
+
+class TestRow:
+    def test_calls_that_another_node_takes_are_missed(self) -> None:
+        family = FAMILIES["flux"]
+        model = apply_attention(family.load(), backend="online")
+        model.model_options["transformer_options"][OVERRIDE] = lambda func, *args, **kwargs: func(*args, **kwargs)
+        sample(model, family)
+        assert last_row().attention.total == 0, "the report warns at zero"
+
+    def test_time_and_memory_are_measured(self) -> None:
+        family = FAMILIES["sd15"]
+        sample(apply_attention(family.load(), backend="auto"), family)
+        row = last_row()
+        assert row.outcome == "done"
+        assert row.seconds > 0
+        assert row.peak.highest > 0
+
+    def test_a_failed_run_says_so_and_leaves_the_model(self) -> None:
+        family = FAMILIES["flux"]
+        before = sample(family.load(), family)
+
+        def broken(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            raise RuntimeError("on purpose")
+
+        model = family.load().clone()
+        model.model_options["transformer_options"][OVERRIDE] = broken
+        with pytest.raises(RuntimeError, match="on purpose"):
+            sample(apply_attention(model, backend="online", blocks="single:*"), family)
+        assert last_row().outcome == "failed"
+        assert torch.equal(sample(family.load(), family), before)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"backend": "warp"}, "backend: 'warp' is unknown; choose one of auto, host, sdpa, sliced, online"),
+        ({"blocks": "double:x"}, "blocks: cannot read 'double:x'"),
+        ({"start_percent": 0.6, "end_percent": 0.5}, "start_percent"),
+    ],
+)
+def test_bad_settings(settings: dict, sentence: str) -> None:
+    with pytest.raises(ValueError, match=sentence):
+        apply_attention(FAMILIES["flux"].load(), **settings)

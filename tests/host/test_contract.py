@@ -1,0 +1,50 @@
+"""The public contract: node ids, inputs and defaults never change once released."""
+
+import json
+from pathlib import Path
+
+from headroom.nodes import NODES
+
+SNAPSHOT = Path(__file__).parent / "contract.json"
+# Not part of the contract: words for people.
+PROSE = ("tooltip", "description", "search_aliases", "output_tooltips", "python_module", "display_name")
+
+
+def contract() -> dict:
+    """Each node as /object_info serves it, without its prose."""
+    served = {node.GET_SCHEMA().node_id: node.GET_NODE_INFO_V1() for node in NODES}
+    return {
+        name: {key: _bare(info[key]) for key in ("input", "input_order", "output", "output_name")}
+        for name, info in served.items()
+    }
+
+
+def _bare(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _bare(inner) for key, inner in value.items() if key not in PROSE}
+    if isinstance(value, (list, tuple)):
+        return [_bare(inner) for inner in value]
+    return value
+
+
+def test_ids_inputs_and_defaults_are_those_of_the_snapshot() -> None:
+    """After a deliberate addition, put the JSON that this prints into contract.json."""
+    current = json.dumps(contract(), indent=1, sort_keys=True)
+    assert current == SNAPSHOT.read_text().rstrip(), current
+
+
+def test_every_input_and_node_explains_itself() -> None:
+    for node in NODES:
+        schema = node.GET_SCHEMA()
+        assert schema.description, schema.node_id
+        assert schema.category == "headroom"
+        widgets = [i for i in schema.inputs if hasattr(i, "default")]
+        assert all(i.tooltip for i in widgets), schema.node_id
+
+
+def test_combos_do_not_depend_on_the_machine() -> None:
+    """They are literals of the schema: the same in a process that sees no accelerator as in one that does."""
+    combos = {name: info["input"] for name, info in contract().items()}
+    backends = combos["HeadroomAttention"]["required"]["backend"]
+    assert backends[1]["options"] == ["auto", "host", "sdpa", "sliced", "online"]
+    assert combos["HeadroomVAE"]["required"]["method"][1]["options"] == ["auto", "exact", "feathered"]

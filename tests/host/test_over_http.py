@@ -1,0 +1,196 @@
+"""Headroom in a running ComfyUI, over its HTTP API and websocket."""
+
+import json
+import struct
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from headroom.tools.client import Client, PromptFailed, PromptInterrupted, PromptRejected, Result
+from headroom.tools.server import PACK_FOLDER, Server
+from safetensors.torch import save_file
+
+from .conftest import ENVIRONMENT
+from .workflows import ATTENTION, node, text_to_image, with_headroom
+
+WORKFLOWS = sorted((Path(__file__).parents[2] / "workflows" / "api").glob("*.json"))
+
+
+def latent_bytes(client: Client, result: Result, node_id: str = "8") -> bytes:
+    """The tensors of a saved latent; its header holds the graph, which may differ."""
+    file = client.latent(result.outputs[node_id]["latents"][0])
+    return file[8 + struct.unpack("<Q", file[:8])[0] :]
+
+
+def report_of(result: Result, node_id: str = "11") -> str:
+    return result.outputs[node_id]["text"][0]
+
+
+class TestServer:
+    def test_the_log_names_the_host_and_lists_the_pack_without_a_warning(self, server: Server) -> None:
+        lines = server.log_path.read_text().splitlines()
+        assert any(f"ComfyUI version: {ENVIRONMENT.version}" in line for line in lines)
+        mentions = [line for line in lines if PACK_FOLDER in line]
+        assert len(mentions) == 1, mentions
+        assert "seconds" in mentions[0]
+        assert "FAILED" not in mentions[0]
+        assert not [line for line in lines if "Headroom:" in line], "a host feature is missing"
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflow(client: Client, path: Path) -> None:
+    workflow = json.loads(path.read_text())
+    result = client.run(workflow)
+    (report_id,) = (key for key, item in workflow.items() if item["class_type"] == "HeadroomReport")
+    report = report_of(result, report_id)
+    assert "0 calls reached" not in report
+    if any(item["class_type"] == "HeadroomAttention" for item in workflow.values()):
+        assert "attention:" in report
+    assert "decode · " in report
+    saved = [entry for output in result.outputs.values() for entry in output.get("images", [])]
+    assert saved
+    assert all(len(client.image(entry)) > 1000 for entry in saved)
+
+
+def test_the_workflows_hold_every_node_of_the_pack(client: Client) -> None:
+    used = {item["class_type"] for path in WORKFLOWS for item in json.loads(path.read_text()).values()}
+    ours = {name for name, info in client.object_info().items() if info["category"] == "headroom"}
+    assert ours <= used
+
+
+class TestIdentity:
+    def test_a_graph_without_our_nodes_is_the_same_with_and_without_the_pack(self, client: Client) -> None:
+        with_pack = latent_bytes(client, client.run(text_to_image(seed=5)))
+        with Server(ENVIRONMENT, pack=False, cpu=True) as plain:
+            other = Client(plain.url)
+            assert "HeadroomVAE" not in other.object_info()
+            without = latent_bytes(other, other.run(text_to_image(seed=5)))
+        assert with_pack == without
+
+    def test_a_branch_beside_a_patched_one(self, client: Client) -> None:
+        alone = latent_bytes(client, client.run(text_to_image(seed=6)))
+        both = text_to_image(seed=6)
+        both["10"] = node("HeadroomAttention", model=["1", 0], **ATTENTION)
+        both["15"] = {**both["5"], "inputs": both["5"]["inputs"] | {"model": ["10", 0]}}
+        both["16"] = node("SaveLatent", samples=["15", 0], filename_prefix="latents/patched")
+        both["5"]["inputs"]["steps"] = 3  # so that the host samples it anew, after or before the patched one
+        first = client.run(both)
+        both["5"]["inputs"]["steps"] = 2
+        both["15"]["inputs"]["steps"] = 3
+        second = client.run(both)
+        assert latent_bytes(client, second) == alone
+        assert latent_bytes(client, first, "16") != b""
+
+
+class TestReport:
+    def test_what_ran_is_said(self, client: Client) -> None:
+        result = client.run(with_headroom(seed=11, vae={"method": "feathered", "tile_size": 64, "overlap": 32}))
+        report = report_of(result)
+        assert "#5 KSampler" in report
+        assert "attention: online in blocks all" in report
+        assert "online: " in report
+        assert "(chosen)" in report
+        assert "feathered (approximate): " in report
+        assert "tiles of 64 x 64 px, overlap 32, cosine" in report
+        assert "peak " in report
+        assert "resident set size" in report
+        assert "Not measured: #1 Load Checkpoint" in report
+        assert result.previews > 0, "tiles show the picture so far"
+
+    def test_cached_nodes_are_said_to_be(self, client: Client) -> None:
+        client.run(with_headroom(seed=12))
+        again = with_headroom(seed=12, vae={"overlap": 72})
+        report = report_of(client.run(again))
+        sampler, decode = report.index("#5 KSampler"), report.index("#6 ")
+        assert "cached, earlier run" in report[sampler:decode]
+        assert "cached, earlier run" not in report[decode:]
+
+    def test_a_cached_row_of_another_graph_is_not_shown(self, client: Client) -> None:
+        client.run(with_headroom(seed=13))
+        other = with_headroom(seed=14)
+        other["5"]["inputs"]["model"] = ["1", 0]
+        del other["10"]
+        report = report_of(client.run(other))
+        assert "#5 KSampler" not in report.split("Not measured:")[0]
+
+    def test_two_samplers_on_one_model_are_two_rows(self, client: Client) -> None:
+        graph = with_headroom(seed=15)
+        graph["12"] = {**graph["5"], "inputs": graph["5"]["inputs"] | {"latent_image": ["5", 0], "denoise": 0.5}}
+        graph["6"]["inputs"]["samples"] = ["12", 0]
+        report = report_of(client.run(graph))
+        assert "#5 KSampler" in report
+        assert "#12 KSampler" in report
+
+    def test_it_passes_anything_through(self, client: Client) -> None:
+        graph = with_headroom(seed=16)
+        graph["11"]["inputs"]["anything"] = ["5", 0]  # a LATENT
+        graph["13"] = node("VAEDecode", samples=["11", 0], vae=["1", 2])
+        graph["7"]["inputs"]["images"] = ["13", 0]
+        graph["14"] = node("PreviewImage", images=["11", 2])
+        del graph["6"]
+        result = client.run(graph)
+        assert result.outputs["7"]["images"]
+        assert result.outputs["14"]["images"]
+
+
+class TestBadInput:
+    """One sentence that names the input and the fix; the next prompt on the same server works."""
+
+    @pytest.fixture(autouse=True)
+    def _the_next_prompt_works(self, client: Client) -> Any:
+        yield
+        assert client.run(with_headroom(seed=21)).outputs["7"]["images"]
+
+    def test_an_unknown_backend(self, client: Client) -> None:
+        with pytest.raises(PromptRejected, match=r"backend: 'warp' not in .*'online'"):
+            client.run(with_headroom(attention={"backend": "warp"}))
+
+    @pytest.mark.parametrize(
+        ("attention", "vae", "sentence"),
+        [
+            ({"blocks": "double:x"}, {}, "blocks: cannot read 'double:x'; write all, inner, or blocks of"),
+            (
+                {"start_percent": 0.9, "end_percent": 0.1},
+                {},
+                "start_percent (0.9) must be smaller than end_percent (0.1)",
+            ),
+            ({}, {"tile_size": 128, "overlap": 128}, "overlap (128) must be smaller than tile_size (128)"),
+            ({}, {"method": "exact"}, "method: 'exact' is not part of this version"),
+        ],
+    )
+    def test_settings(self, client: Client, attention: dict, vae: dict, sentence: str) -> None:
+        with pytest.raises(PromptFailed) as failure:
+            client.run(with_headroom(seed=22, attention=attention, vae=vae))
+        assert sentence in failure.value.exception_message
+        assert failure.value.exception_message.strip().count("\n") == 0
+
+    def test_a_latent_of_another_family(self, client: Client) -> None:
+        graph = with_headroom(seed=23)
+        graph["9"] = node("EmptySD3LatentImage", width=64, height=64, batch_size=1)
+        graph["6"]["inputs"]["samples"] = ["9", 0]
+        with pytest.raises(PromptFailed, match="samples: the latent has 16 channels, but this VAE decodes 4; connect"):
+            client.run(graph)
+
+    def test_an_empty_batch(self, client: Client, server: Server) -> None:
+        empty = {"latent_tensor": torch.zeros(0, 4, 8, 8), "latent_format_version_0": torch.zeros(0)}
+        save_file(empty, server.base / "input" / "empty.latent")
+        graph = with_headroom(seed=24)
+        graph["9"] = node("LoadLatent", latent="empty.latent")
+        graph["6"]["inputs"]["samples"] = ["9", 0]
+        with pytest.raises(PromptFailed, match=r"samples: the latent is empty \(shape \(0, 4, 8, 8\)\); connect"):
+            client.run(graph)
+
+
+def test_cancel_in_the_middle_of_a_decode(client: Client) -> None:
+    graph = with_headroom(seed=31, side=256, vae={"method": "feathered", "tile_size": 64, "overlap": 32})
+    graph["5"]["inputs"]["steps"] = 1
+
+    def cancel(progress: Any) -> None:
+        if progress.node_type == "HeadroomVAEDecode" and progress.value >= 2:
+            threading.Thread(target=client.interrupt).start()
+
+    with pytest.raises(PromptInterrupted):
+        client.run(graph, progress=cancel)
+    assert client.run(with_headroom(seed=32)).outputs["7"]["images"]

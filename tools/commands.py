@@ -1,0 +1,128 @@
+"""The commands of `python3 -m tools`."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from . import cache, hosts
+from .environment import PACK, Environment, prepare
+from .progress import SetupError
+from .server import Server, ServerError, unwind_on_terminate
+
+BENCHMARKS = PACK / "benchmarks"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command; its exit status, 2 if the set-up failed."""
+    unwind_on_terminate()
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.command(options))
+    except (SetupError, ServerError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--host",
+        choices=list(hosts.CARRIERS),
+        help=f"use this ComfyUI rather than one found on this machine (where there is none: {hosts.DEFAULT})",
+    )
+    top = argparse.ArgumentParser(prog="python3 -m tools", description="Try, test and measure Headroom.")
+    commands = top.add_subparsers(required=True, metavar="command")
+
+    def add(name: str, function: object, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, parents=[common])
+        command.set_defaults(command=function)
+        return command
+
+    command = add("demo", demo, "run the example workflows headlessly and compare them with stock nodes")
+    command.add_argument("--out", type=Path, default=PACK / "output/demo", help="folder for the pictures")
+    command = add("test", test, "run the test suite")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ...", help="arguments for pytest")
+    command = add("serve", serve, "start ComfyUI with the pack, for a browser")
+    command.add_argument("--port", type=int, default=8188)
+    command.add_argument("--cpu", action=argparse.BooleanOptionalAction, help="default: if nothing else is there")
+    command = add("bench", bench, "run a benchmark, or list them")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="name ...", help="and its arguments")
+    command = add("env", env, "make the environment and say where it is")
+    command.add_argument("--json", action="store_true", help="one JSON object, the last line of the output")
+    return top
+
+
+def env(options: argparse.Namespace) -> int:
+    """Print where everything is."""
+    environment = prepare(options.host)
+    table = "\n".join(f"{name:<8} {value}" for name, value in asdict(environment).items())
+    print(environment.json() if options.json else table)
+    return 0
+
+
+def serve(options: argparse.Namespace) -> int:
+    """Run the host in the foreground; pictures and workflows stay in the cache between runs."""
+    environment = prepare(options.host)
+    base = cache.root() / "serve"
+    with Server(environment, port=options.port, base=base, cpu=options.cpu) as server:
+        where = f"on {server.url}, its files in {base}"
+        print(f"ComfyUI with Headroom is {where}; Ctrl-C ends it.", file=sys.stderr)
+        return server.follow(sys.stdout)
+
+
+def test(options: argparse.Namespace) -> int:
+    """Run the tests by pytest's own script: `python -m` would put the pack's `nodes` before the host's."""
+    environment = prepare(options.host, with_tools=True)
+    arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
+    return _run(environment, environment.script("pytest"), *arguments)
+
+
+def demo(options: argparse.Namespace) -> int:
+    """Run the demo in the environment; it talks to the host over HTTP and never imports it."""
+    environment = prepare(options.host, with_tools=True)
+    return _run(environment, environment.python, "-m", "tools.demo", "--out", options.out.absolute())
+
+
+def bench(options: argparse.Namespace) -> int:
+    """Run one benchmark, or list them."""
+    scripts = {path.stem: path for path in sorted(BENCHMARKS.glob("[!_]*.py"))}
+    if not options.arguments:
+        print("\n".join(f"{name:<16} {_summary(path)}" for name, path in scripts.items()))
+        return 0
+    name, *arguments = options.arguments
+    if name not in scripts:
+        known = ", ".join(scripts) or "nothing yet"
+        raise SetupError(f"There is no benchmark {name!r}: there is {known}.")
+    environment = prepare(options.host, with_tools=True)
+    return _run(environment, environment.python, scripts[name], *arguments)
+
+
+def _summary(script: Path) -> str:
+    docstring = ast.get_docstring(ast.parse(script.read_text(encoding="utf-8"))) or ""
+    return docstring.partition("\n")[0]
+
+
+def _run(environment: Environment, *command: str | Path) -> int:
+    """Run a program in the checkout, in the foreground, and pass its exit status on."""
+    variables = {**os.environ, **environment.variables()}
+    with subprocess.Popen(command, cwd=environment.pack, env=variables) as child:
+        while True:
+            try:
+                status = child.wait()
+                return status if status >= 0 else 128 - status
+            except KeyboardInterrupt:
+                continue  # the child got it too, and may need a while to stop a host
+            except SystemExit:
+                child.terminate()
+                raise

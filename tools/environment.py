@@ -1,0 +1,184 @@
+"""Find or make what the pack runs in: a ComfyUI, a Python with its requirements, and small checkpoints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from . import cache, hosts
+from .install import interpreter, make_venv, pip
+from .progress import SetupError, Stage, run_logged
+
+TOOLS = Path(__file__).resolve().parent
+PACK = TOOLS.parent
+
+# Any other torch breaks the other two.
+TORCH = ("torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0")
+CONSTRAINED = ((3, 11), (3, 12))  # the Pythons for which constraints.txt was resolved
+PYTHON_GB, MODELS_GB = 9, 2
+NEEDED = ("pytest", "skimage", "matplotlib")  # beyond ComfyUI's own requirements
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where everything is; `models` holds the folders models, datasets and input, `pack` is this checkout."""
+
+    python: Path
+    comfyui: Path
+    version: str
+    models: Path
+    pack: Path
+
+    def json(self) -> str:
+        """One JSON object on one line."""
+        return json.dumps({name: str(value) for name, value in asdict(self).items()})
+
+    def variables(self) -> dict[str, str]:
+        """How the tests and benchmarks are told (`from_variables`)."""
+        return {
+            "HEADROOM_COMFYUI": str(self.comfyui),
+            "HEADROOM_MODELS": str(self.models),
+            "HEADROOM_VERSION": self.version,
+        }
+
+    @classmethod
+    def from_variables(cls, variables: Mapping[str, str] = os.environ) -> Environment:
+        """The environment that the running process was started in. Raises KeyError outside of one."""
+        comfyui, models = Path(variables["HEADROOM_COMFYUI"]), Path(variables["HEADROOM_MODELS"])
+        return cls(Path(sys.executable), comfyui, variables["HEADROOM_VERSION"], models, PACK)
+
+    def script(self, name: str) -> Path:
+        """A console script of this Python."""
+        folder = _ask(self.python, "import sysconfig; print(sysconfig.get_path('scripts'))")
+        return Path(folder) / (f"{name}.exe" if os.name == "nt" else name)
+
+
+def prepare(version: str | None = None, *, with_tools: bool = False) -> Environment:
+    """Find or make the environment; of the known host `version` if given, not of one found on this machine.
+
+    `with_tools` asks for what the tests need too. Raises `SetupError`.
+    """
+    found = None if version else _find_comfyui()
+    comfyui = found or hosts.fetch(version or hosts.DEFAULT)
+    python = _find_python(comfyui) if found else _make_python(comfyui)
+    if found and with_tools:
+        _require_tools(python)
+    stated = hosts.read_version(comfyui)
+    print(f"Using the ComfyUI {stated} in {comfyui} with {python}.", file=sys.stderr)
+    models = _make_models(python, comfyui, stated)
+    return Environment(python, comfyui, stated, models, PACK)
+
+
+# ---------------------------------------------------------------------------- a ComfyUI of the user's own
+
+
+def _find_comfyui() -> Path | None:
+    """The ComfyUI named by `COMFYUI_PATH`, else the one whose `custom_nodes` holds this checkout."""
+    if chosen := os.environ.get("COMFYUI_PATH"):
+        comfyui = Path(chosen).expanduser().absolute()
+        if not _is_comfyui(comfyui):
+            raise SetupError(
+                f"COMFYUI_PATH is {chosen}, where there is no ComfyUI: set it to the folder that holds "
+                "ComfyUI's main.py, or unset it."
+            )
+        return comfyui
+    around = PACK.parent.parent
+    return around if PACK.parent.name == "custom_nodes" and _is_comfyui(around) else None
+
+
+def _is_comfyui(folder: Path) -> bool:
+    return (folder / "main.py").is_file() and (folder / "comfyui_version.py").is_file()
+
+
+def _find_python(comfyui: Path) -> Path:
+    """The Python that runs a user's ComfyUI; nothing is ever installed into it."""
+    for python in _candidates(comfyui):
+        if python.is_file() and not _missing(python, "torch", "aiohttp", "safetensors"):
+            return python
+    raise SetupError(
+        f"No Python with the requirements of the ComfyUI in {comfyui} was found: set COMFYUI_PYTHON to the "
+        f"one that runs it, or give --host {hosts.DEFAULT} to have a private ComfyUI and Python installed."
+    )
+
+
+def _candidates(comfyui: Path) -> Iterator[Path]:
+    if chosen := os.environ.get("COMFYUI_PYTHON"):
+        yield Path(chosen).expanduser().absolute()
+        return
+    yield interpreter(comfyui / ".venv")
+    yield interpreter(comfyui / "venv")
+    yield comfyui.parent / "python_embeded" / "python.exe"  # the portable build for Windows spells it so
+    yield Path(sys.executable)
+
+
+def _missing(python: Path, *modules: str) -> list[str]:
+    code = f"from importlib.util import find_spec; print(*(m for m in {modules} if find_spec(m) is None))"
+    return _ask(python, code).split()
+
+
+def _require_tools(python: Path) -> None:
+    if missing := _missing(python, *NEEDED):
+        raise SetupError(
+            f"The Python of your ComfyUI lacks {', '.join(missing)}: install what is missing with "
+            f"`{python} -m pip install -r {TOOLS / 'requirements.txt'}`, or give --host {hosts.DEFAULT} to "
+            "have a private ComfyUI and Python installed."
+        )
+
+
+def _ask(python: Path, code: str) -> str:
+    answer = subprocess.run([python, "-c", code], check=False, capture_output=True, text=True)
+    if answer.returncode:
+        raise SetupError(f"{python} does not work ({answer.stderr.strip()[-200:]}): repair or remove it.")
+    return answer.stdout.strip()
+
+
+# ---------------------------------------------------------------------------------------- made and cached
+
+
+def _make_python(comfyui: Path) -> Path:
+    """The cached Python environment for a host, installed if need be."""
+    requirements = [comfyui / "requirements.txt", TOOLS / "requirements.txt"]
+    constraints = [TOOLS / "constraints.txt"] if sys.version_info[:2] in CONSTRAINED else []
+    texts = [path.read_text(encoding="utf-8") for path in requirements + constraints]
+    build_tag = f"{sys.implementation.cache_tag} {sysconfig.get_platform()}"
+
+    def build(folder: Path) -> None:
+        log = cache.log_path(folder.name)
+        with Stage("Installing the requirements of ComfyUI and of the tests") as stage:
+            python = make_venv(folder, log, stage)
+            files = [word for path in requirements for word in ("-r", path)]
+            limits = [word for path in constraints for word in ("-c", path)]
+            pip(python, "install", *TORCH, *files, *limits, log=log, stage=stage)
+            stage.detail = "compiling ComfyUI"  # a server never writes into its tree (server.py)
+            compile_all = (python, "-m", "compileall", "-q", comfyui)
+            subprocess.run(compile_all, check=False, stdout=subprocess.DEVNULL)
+
+    name = f"python-{cache.key(build_tag, *TORCH, *texts)}"
+    folder = cache.cached(name, "the Python environment", PYTHON_GB, build)
+    python = interpreter(folder)
+    if not python.is_file():
+        raise SetupError(f"The Python that {folder} was made with is gone: delete that folder and run this again.")
+    return python
+
+
+def _make_models(python: Path, comfyui: Path, version: str) -> Path:
+    """The cached checkpoints for a host, generated if need be."""
+    script = TOOLS / "checkpoints.py"
+    # The host's own `server` must win over ours, and a user's tree stays as it is.
+    variables = {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def build(folder: Path) -> None:
+        log = cache.log_path(folder.name)
+        with Stage("Generating small checkpoints") as stage:
+            command = (python, script, "--comfyui", comfyui, "--out", folder)
+            if status := run_logged(command, log, stage, str.strip, variables):
+                raise SetupError(f"{script.name} ended with status {status}: its full output is in {log}.")
+
+    name = f"models-{cache.key(version, script.read_text(encoding='utf-8'))}"
+    return cache.cached(name, "the small checkpoints", MODELS_GB, build)
