@@ -45,7 +45,7 @@ class AttentionSettings:
 
     def describe(self) -> str:
         rows = f", {self.slice_rows} rows" if self.backend == "sliced" and self.slice_rows else ""
-        return f"attention: {self.backend}{rows} in blocks {self.blocks.text}"
+        return f"asked for: {self.backend}{rows} in blocks {self.blocks.text}"
 
 
 @dataclass(frozen=True)

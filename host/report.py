@@ -28,7 +28,7 @@ class Graph(Protocol):
 
 
 def memory_report(prompt: str, node: str, graph: Graph, model: ModelPatcher | None) -> tuple[str, Tensor]:
-    """Text, and a chart as an IMAGE (1, H, W, 3), of everything before ``node`` in this prompt."""
+    """Text, and a chart as an IMAGE (1, H, W, 3), of this prompt so far."""
     nodes = list(_node_reports(prompt, node, graph))
     settings = [] if model is None else _describe_model(model)
     machine = describe_machine(comfy.model_management.get_torch_device())
@@ -37,14 +37,18 @@ def memory_report(prompt: str, node: str, graph: Graph, model: ModelPatcher | No
 
 
 def _node_reports(prompt: str, node: str, graph: Graph) -> Iterator[NodeReport]:
-    """In the order of the graph, each node after those it depends on."""
-    for before in _upstream(node, graph):
+    """Nodes before the report, each after those it depends on; then whatever else this prompt has run so far."""
+    upstream = _upstream(node, graph)
+    elsewhere = [other for other in LOG.nodes(prompt) if other not in upstream and graph.has_node(other)]
+    for before in (*upstream, *elsewhere):
         class_type = graph.get_node(before)["class_type"]
         signature = _signature(before, graph)
         rows = LOG.rows(prompt, before)
         for row in rows:
             row.signature = signature
         cached = [] if rows else LOG.earlier(before, signature)
+        if class_type.startswith("Headroom") and not rows and not cached:
+            continue  # it set something up; the node that used it is measured
         yield NodeReport(before, _display_name(class_type), rows or cached, cached=bool(cached))
 
 

@@ -54,7 +54,7 @@ class PeakMeter:
             highest = torch.cuda.max_memory_allocated(self.device)
             self.peak = Peak(self._before, highest, f"allocated on {torch.cuda.get_device_name(self.device)}")
         else:
-            self.peak = Peak(self._before, self._sampler.stop(), "resident set size, sampled")
+            self.peak = Peak(self._before, self._sampler.stop(), "RSS, sampled")
 
 
 class _ResidentSetSampler:

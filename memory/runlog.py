@@ -90,6 +90,11 @@ class RunLog:
         with self._lock:
             return list(self._rows.get((prompt, node), ()))
 
+    def nodes(self, prompt: str) -> list[str]:
+        """Ids of the nodes of a prompt that have rows."""
+        with self._lock:
+            return [node for other, node in self._rows if other == prompt]
+
     def earlier(self, node: str, signature: str) -> list[Row]:
         """Rows of the same node with the same graph before it, from the latest prompt whose report saw them."""
         with self._lock:

@@ -30,11 +30,9 @@ class HeadroomAttention(io.ComfyNode):
                     "backend",
                     options=list(BACKEND_CHOICES),
                     default="auto",
-                    tooltip="auto: torch's fused kernel where it needs little memory, else online; never a quantised"
-                    " kernel. host: whatever ComfyUI would use. sdpa: torch's fused kernel. sliced: a few query rows"
-                    " against all keys; 512 rows of 4096 hold 13 % of the full matrix. online: query and key tiles with"
-                    " a running softmax; memory does not grow with the square of the tokens. What a machine cannot do"
-                    " falls to the next exact backend, and the report says why.",
+                    tooltip="auto: the fused kernel where it needs little memory, else online. sliced: a few query rows"
+                    " at a time; 512 of 4096 hold 13 % of the full matrix. online: memory does not grow with the square"
+                    " of the tokens.",
                 ),
                 io.String.Input(
                     "blocks",

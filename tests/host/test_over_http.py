@@ -89,13 +89,13 @@ class TestReport:
         result = client.run(with_headroom(seed=11, vae={"method": "feathered", "tile_size": 64, "overlap": 32}))
         report = report_of(result)
         assert "#5 KSampler" in report
-        assert "attention: online in blocks all" in report
+        assert "asked for: online in blocks all" in report
         assert "online: " in report
         assert "(chosen)" in report
         assert "feathered (approximate): " in report
         assert "tiles of 64 x 64 px, overlap 32, cosine" in report
         assert "peak " in report
-        assert "resident set size" in report
+        assert "RSS, sampled" in report
         assert "Not measured: #1 Load Checkpoint" in report
         assert result.previews > 0, "tiles show the picture so far"
 
@@ -122,6 +122,17 @@ class TestReport:
         report = report_of(client.run(graph))
         assert "#5 KSampler" in report
         assert "#12 KSampler" in report
+
+    def test_another_branch_of_the_prompt_is_reported_too(self, client: Client) -> None:
+        graph = with_headroom(seed=18)
+        graph["12"] = {**graph["6"], "inputs": graph["6"]["inputs"] | {"samples": ["4", 0]}}
+        graph["13"] = node("PreviewImage", images=["12", 0])
+        graph["11"]["inputs"]["anything"] = ["6", 0]
+        first = report_of(client.run(graph))
+        graph["11"]["inputs"]["anything"] = ["14", 0]
+        graph["14"] = node("ImageBatch", image1=["6", 0], image2=["12", 0])  # both before the report now
+        assert "#6 " in first
+        assert "#12 " in report_of(client.run(graph))
 
     def test_it_passes_anything_through(self, client: Client) -> None:
         graph = with_headroom(seed=16)

@@ -64,7 +64,7 @@ class TestPeak:
             torch.mul(held, 2, out=held)
         assert meter.peak is not None
         assert meter.peak.growth >= 250 << 20
-        assert "resident" in meter.peak.source
+        assert "RSS" in meter.peak.source
 
 
 class TestText:
