@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+
 from headroom.tools.client import Client
 from headroom.tools.environment import Environment
 from headroom.tools.server import Server

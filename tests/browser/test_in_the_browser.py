@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from headroom.tools.client import Client, Workflow
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from headroom.tools.client import Client
 from headroom.tools.environment import Environment
 from headroom.tools.server import Server

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from headroom.host.attention import OVERRIDE, apply_attention
 from headroom.host.runs import LOG
 from headroom.memory import Row

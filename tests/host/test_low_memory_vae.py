@@ -8,10 +8,11 @@ import comfy.model_management as model_management
 import comfy.sd
 import pytest
 import torch
+from torch import Tensor
+
 from headroom.host.runs import LOG
 from headroom.host.vae import VAESettings, decode_latent, low_memory_vae
 from headroom.nodes.vae import HeadroomVAEDecode, HeadroomVAEEncode
-from torch import Tensor
 
 from .families import VAES, load_vae, psnr
 

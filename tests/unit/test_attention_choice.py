@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from headroom.attention import AttentionCall, Place, choose, compute, parse_blocks
 
 

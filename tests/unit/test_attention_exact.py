@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+
 from headroom.attention import BACKENDS, AttentionCall
 from headroom.attention.online import online_attention
 from headroom.attention.sliced import sliced_attention

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+
 from headroom.attention import online_attention, sliced_attention
 
 from .allocator import peak_bytes

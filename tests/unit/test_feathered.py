@@ -5,8 +5,9 @@ from itertools import pairwise
 
 import pytest
 import torch
-from headroom.vae import FEATHERS, Axis, Direction, causal_frames, cover, feather_windows, feathered, pixels_per_cell
 from torch.nn import functional
+
+from headroom.vae import FEATHERS, Axis, Direction, causal_frames, cover, feather_windows, feathered, pixels_per_cell
 
 
 class TestCover:

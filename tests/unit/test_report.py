@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import torch
+
 from headroom.memory import AttentionCounts, NodeReport, Peak, PeakMeter, Row, RunLog, draw_report, render_report
 from headroom.memory.runlog import MOST_NODES, MOST_ROWS_PER_NODE
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
+
 from headroom.vae import TileRequest, pixels_per_cell, plan_tiles
 
 

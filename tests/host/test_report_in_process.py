@@ -1,0 +1,38 @@
+"""The memory report on the host's own prompt graph."""
+
+from comfy_execution.graph import DynamicPrompt
+
+from headroom.host.report import memory_report
+from headroom.host.runs import LOG
+from headroom.memory import Peak
+
+from .workflows import node, with_headroom
+
+
+def ran(prompt: str, node_id: str, work: str) -> None:
+    row = LOG.start(prompt, node_id, work)
+    row.seconds, row.peak, row.outcome = 1.0, Peak(0, 2**20, "RSS, sampled"), "done"
+
+
+def test_order_of_the_graph_and_then_the_rest_of_the_prompt() -> None:
+    graph = with_headroom()
+    graph["12"] = node("HeadroomVAEDecode", samples=["4", 0], vae=["1", 2])
+    for node_id, work in (("12", "decode"), ("6", "decode"), ("5", "sampling")):
+        ran("p", node_id, work)
+    ran("q", "4", "decode")
+    report, chart = memory_report("p", "11", DynamicPrompt(graph), None)
+    positions = [report.index(f"#{node_id} ") for node_id in ("5", "6", "12")]
+    assert positions == sorted(positions)
+    assert "#4 Empty Latent Image" in report.split("Not measured:")[1]
+    assert chart.shape[0] == 1
+    assert chart.shape[-1] == 3
+
+
+def test_a_model_names_its_settings() -> None:
+    from headroom.host.attention import apply_attention
+
+    from .families import FAMILIES
+
+    model = apply_attention(FAMILIES["flux"].load(), backend="sliced", blocks="double:0", slice_rows=64)
+    report, _ = memory_report("p", "11", DynamicPrompt(with_headroom()), model)
+    assert "model: asked for: sliced, 64 rows in blocks double:0" in report
