@@ -5,10 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .tiles import HeadGroup, empty_output, exponentiate, group_size, head_groups, score_dtype, score_tile, spans
+from .tiles import (
+    divide_into,
+    empty_output,
+    exponentiate,
+    group_size,
+    head_groups,
+    score_dtype,
+    score_tile,
+    scores_are_safe,
+    spans,
+)
 
-QUERY_TILE = 512
-KEY_TILE = 1024
+# Two MiB of scores a head: what stays in a CPU core's cache.
+QUERY_TILE = 1024
+KEY_TILE = 512
 
 
 def online_attention(
@@ -49,43 +60,53 @@ def online_attention(
     score_buffer = torch.empty(group * rows * cols, dtype=dtype, device=q.device)
     value_buffer = torch.empty(group * rows * v.shape[3], dtype=dtype, device=q.device)
     for part in head_groups(q, k, v, group):
+        safe = scores_are_safe(part, scale, mask is not None)
         for span in spans(q.shape[2], rows):
             q_rows = part.q[:, span].to(dtype)
-            tile = _query_tile(part, q_rows, span, cols, scale, mask, score_buffer, value_buffer)
-            out[part.batch, span, part.heads].transpose(0, 1).copy_(tile)
+            values = value_buffer[: q_rows.shape[0] * q_rows.shape[1] * v.shape[3]].view(*q_rows.shape[:2], v.shape[3])
+            softmax = _RunningSoftmax(values, masked=mask is not None, safe=safe)
+            for keys in spans(k.shape[2], cols):
+                scores = score_tile(score_buffer, part, q_rows, span, keys, scale, mask)
+                softmax.add(scores, part.v[:, keys])
+            softmax.finish(out[part.batch, span, part.heads].transpose(0, 1))
     return out
 
 
-def _query_tile(
-    part: HeadGroup,
-    q_rows: Tensor,
-    rows: slice,
-    key_tile: int,
-    scale: float,
-    mask: Tensor | None,
-    score_buffer: Tensor,
-    value_buffer: Tensor,
-) -> Tensor:
-    """Attention of one tile of queries, (G, rows, Dv), in ``value_buffer``."""
-    masked = mask is not None
-    width = part.v.shape[2]
-    values = value_buffer[: q_rows.shape[0] * q_rows.shape[1] * width].view(*q_rows.shape[:2], width)
-    row_max: Tensor | None = None
-    row_sum = torch.zeros((), dtype=values.dtype, device=values.device)
-    for cols in spans(part.v.shape[1], key_tile):
-        scores = score_tile(score_buffer, part, q_rows, rows, cols, scale, mask)
-        tile_max = scores.amax(-1, keepdim=True)
-        new_max = tile_max if row_max is None else torch.maximum(row_max, tile_max)
-        exponentiate(scores, new_max, masked)
+class _RunningSoftmax:
+    """softmax(scores) @ values, fed with one tile of keys after another; (G, rows, Dv) in ``values``."""
+
+    def __init__(self, values: Tensor, masked: bool, safe: bool) -> None:
+        self.values, self.masked, self.safe = values, masked, safe
+        self.row_max: Tensor | None = None
+        self.row_sum: Tensor | None = None
+
+    def add(self, scores: Tensor, v: Tensor) -> None:
+        """Takes scores (G, rows, cols), which it overwrites, and their values (G, cols, Dv)."""
+        decay = self._exponentiate(scores)
         tile_sum = scores.sum(-1, keepdim=True)
-        if row_max is None:
-            row_sum = tile_sum
-            torch.bmm(scores, part.v[:, cols], out=values)
-        else:
-            decay = exponentiate(row_max, new_max, masked)
-            row_sum = row_sum.mul_(decay).add_(tile_sum)
-            values.mul_(decay).baddbmm_(scores, part.v[:, cols])
-        row_max = new_max
-    if masked:
-        row_sum.masked_fill_(row_sum == 0, 1.0)
-    return values.div_(row_sum)
+        if self.row_sum is None:
+            self.row_sum = tile_sum
+            torch.bmm(scores, v, out=self.values)
+            return
+        if decay is not None:
+            self.row_sum.mul_(decay)
+            self.values.mul_(decay)
+        self.row_sum.add_(tile_sum)
+        self.values.baddbmm_(scores, v)
+
+    def _exponentiate(self, scores: Tensor) -> Tensor | None:
+        """Exponentiates in place; the factor by which everything before shrinks, if it does."""
+        if self.safe:
+            scores.exp2_()
+            return None
+        earlier, tile_max = self.row_max, scores.amax(-1, keepdim=True)
+        self.row_max = tile_max if earlier is None else torch.maximum(earlier, tile_max)
+        exponentiate(scores, self.row_max, self.masked)
+        return None if earlier is None else exponentiate(earlier, self.row_max, self.masked)
+
+    def finish(self, out: Tensor) -> None:
+        """Writes the result into ``out``, (G, rows, Dv) of any dtype and strides."""
+        assert self.row_sum is not None, "there is at least one key"
+        if self.masked:
+            self.row_sum.masked_fill_(self.row_sum == 0, 1.0)
+        divide_into(out, self.values, self.row_sum)

@@ -5,7 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .tiles import empty_output, exponentiate, group_size, head_groups, score_dtype, score_tile, spans
+from .tiles import (
+    divide_into,
+    empty_output,
+    exponentiate,
+    group_size,
+    head_groups,
+    score_dtype,
+    score_tile,
+    scores_are_safe,
+    spans,
+)
 
 # Score bytes of one slice when the caller names no rows. On a CPU the smaller slice is the faster one, since it
 # stays in cache; on an accelerator it must be large enough to fill the device.
@@ -42,13 +52,17 @@ def sliced_attention(
     dtype = score_dtype(q)
     buffer = torch.empty(group * rows * keys, dtype=dtype, device=q.device)
     for part in head_groups(q, k, v, group):
+        safe = scores_are_safe(part, scale, mask is not None)
         for span in spans(q.shape[2], rows):
             scores = score_tile(buffer, part, part.q[:, span].to(dtype), span, slice(0, keys), scale, mask)
-            exponentiate(scores, scores.amax(-1, keepdim=True), mask is not None)
+            if safe:
+                scores.exp2_()
+            else:
+                exponentiate(scores, scores.amax(-1, keepdim=True), mask is not None)
             total = scores.sum(-1, keepdim=True)
             if mask is not None:
                 total.masked_fill_(total == 0, 1.0)
-            out[part.batch, span, part.heads].transpose(0, 1).copy_(torch.bmm(scores, part.v).div_(total))
+            divide_into(out[part.batch, span, part.heads].transpose(0, 1), torch.bmm(scores, part.v), total)
     return out
 
 

@@ -14,6 +14,9 @@ import torch
 from torch import Tensor
 
 LOG2E = math.log2(math.e)
+# Scores known to stay within this (natural units) are exponentiated without subtracting the row's maximum: their
+# exponentials lie within 2^-58 and 2^58, so sums over 2^20 keys and values up to 2^48 stay far from float32's ends.
+SAFE_SCORE = 40.0
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,19 @@ def exponentiate(scores: Tensor, row_max: Tensor, masked: bool) -> Tensor:
     return scores.exp2_()
 
 
+def scores_are_safe(group: HeadGroup, scale: float, masked: bool) -> bool:
+    """Whether |q| |k| proves (Cauchy-Schwarz) that no score leaves :data:`SAFE_SCORE`.
+
+    Only asked on a CPU: elsewhere reading the answer would stall the device. NaN answers no.
+    """
+    if masked or group.q.device.type != "cpu":
+        return False
+    q, k = (
+        torch.linalg.vector_norm(x, dim=dim, dtype=score_dtype(x)) for x, dim in ((group.q, 2), (group.k_transposed, 1))
+    )
+    return bool(q.amax() * k.amax() * abs(scale) <= SAFE_SCORE)
+
+
 def spans(length: int, step: int) -> Iterator[slice]:
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
@@ -104,3 +120,11 @@ def group_size(q: Tensor) -> int:
 
 def empty_output(q: Tensor, v: Tensor) -> Tensor:
     return torch.empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), dtype=q.dtype, device=q.device)
+
+
+def divide_into(out: Tensor, values: Tensor, total: Tensor) -> None:
+    """``out = values / total``, rounded to out's dtype once."""
+    if out.dtype == values.dtype:
+        torch.div(values, total, out=out)
+    else:
+        out.copy_(values.div_(total))
