@@ -51,8 +51,8 @@ def sliced_attention(
     rows = min(rows or _rows_for(q, keys, group), q.shape[2])
     dtype = score_dtype(q)
     buffer = torch.empty(group * rows * keys, dtype=dtype, device=q.device)
+    safe = scores_are_safe(q, k, scale, mask)
     for part in head_groups(q, k, v, group):
-        safe = scores_are_safe(part, scale, mask is not None)
         for span in spans(q.shape[2], rows):
             scores = score_tile(buffer, part, part.q[:, span].to(dtype), span, slice(0, keys), scale, mask)
             if safe:

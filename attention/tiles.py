@@ -94,17 +94,16 @@ def exponentiate(scores: Tensor, row_max: Tensor, masked: bool) -> Tensor:
     return scores.exp2_()
 
 
-def scores_are_safe(group: HeadGroup, scale: float, masked: bool) -> bool:
-    """Whether |q| |k| proves (Cauchy-Schwarz) that no score leaves :data:`SAFE_SCORE`.
+def scores_are_safe(q: Tensor, k: Tensor, scale: float, mask: Tensor | None) -> bool:
+    """Whether |q| |k| proves (Cauchy-Schwarz) that no score of any head leaves :data:`SAFE_SCORE`.
 
     Only asked on a CPU: elsewhere reading the answer would stall the device. NaN answers no.
     """
-    if masked or group.q.device.type != "cpu":
+    if mask is not None or q.device.type != "cpu":
         return False
-    q, k = (
-        torch.linalg.vector_norm(x, dim=dim, dtype=score_dtype(x)) for x, dim in ((group.q, 2), (group.k_transposed, 1))
-    )
-    return bool(q.amax() * k.amax() * abs(scale) <= SAFE_SCORE)
+    longest_q, longest_k = (torch.linalg.vector_norm(x, dim=3, dtype=score_dtype(x)).amax(2) for x in (q, k))
+    grouped_q = longest_q.unflatten(1, (k.shape[1], -1))
+    return bool((grouped_q * longest_k.unsqueeze(2)).amax() * abs(scale) <= SAFE_SCORE)
 
 
 def spans(length: int, step: int) -> Iterator[slice]:
