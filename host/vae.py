@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import comfy.model_management as model_management
@@ -231,7 +232,8 @@ class _Pass:
         per_cell = max(1, self.frames(2) - self.frames(1))
         overlap = math.ceil(self.settings.temporal_overlap / per_cell)
         size = self.settings.temporal_size
-        tile = max(math.ceil(size / per_cell), overlap + 1) if size else 0
+        # As many cells as hold the frames that were asked for: the first cell is one frame, not per_cell.
+        tile = max(math.ceil((size - self.frames(1)) / per_cell) + 1, overlap + 1) if size else 0
         return TileRequest(length, tile, overlap, self.frames, smallest=2, causal=self.causal)
 
     @property
@@ -276,17 +278,24 @@ class _Pass:
         if plan.tiles == 1:
             row.lines.append("in one piece: the same result as the host's own, untiled")
         else:
-            size = " x ".join(str(axis.pixels(n)) for axis, n in zip(plan.axes, plan.tile_cells))
-            unit = "frames x px" if len(plan.axes) == 3 else "px"
-            row.lines.append(
-                f"feathered (approximate): {plan.tiles} tiles of {size} {unit}, "
-                f"overlap {self.settings.overlap}, {self.settings.feather}"
-            )
+            row.lines.append(f"feathered (approximate): {self.describe_tiles(plan)}")
         if not plan.fits:
             row.notices.append(
                 "even these tiles are estimated above the budget: raise vram_budget_gb, or set a smaller tile_size"
                 " or temporal_size"
             )
+
+    def describe_tiles(self, plan: TilePlan) -> str:
+        """Their number and size, and what neighbours really share: even spacing may make it more than was asked."""
+        size = " x ".join(str(axis.pixels(n)) for axis, n in zip(plan.axes, plan.tile_cells))
+        parts = [f"{plan.tiles} tiles of {size} {'frames x px' if len(plan.axes) == 3 else 'px'}"]
+        shared = [a.stop - b.start for axis in plan.axes[-2:] for a, b in pairwise(axis.cells)]
+        if shared:
+            parts.append(f"overlap {min(shared) * self.spatial} px, {self.settings.feather}")
+        if len(plan.axes) == 3 and len(plan.axes[0].cells) > 1:
+            joined = "joined" if plan.axes[0].causal else self.settings.feather
+            parts.append(f"{len(plan.axes[0].cells)} in time, {joined}")
+        return ", ".join(parts)
 
 
 class _Decode(_Pass):

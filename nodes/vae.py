@@ -64,7 +64,8 @@ def _settings_inputs() -> list[io.Input]:
             min=0,
             max=16384,
             advanced=True,
-            tooltip="Video: frames of a tile. 0: all frames, unless even the smallest tile would not fit.",
+            tooltip="Video: frames of a tile, rounded up to latent frames. 0: all frames, unless even the smallest"
+            " tile would not fit.",
         ),
         io.Int.Input(
             "temporal_overlap",

@@ -94,7 +94,7 @@ class TestReport:
         assert "online: " in report
         assert "(chosen)" in report
         assert "feathered (approximate): " in report
-        assert "tiles of 64 x 64 px, overlap 32, cosine" in report
+        assert "tiles of 64 x 64 px, overlap 32 px, cosine" in report
         assert "peak " in report
         assert "RSS, sampled" in report
         assert "Not measured: #1 Load Checkpoint" in report
