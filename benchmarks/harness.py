@@ -1,0 +1,87 @@
+"""What the benchmarks share: the package, interleaved runs, peak bytes, the machine's name, the written table."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+ROOT = Path(__file__).resolve().parent.parent
+Work = Callable[[], object]
+
+
+def load_package() -> None:
+    """Loads the checkout as the package ``headroom``, whatever its folder is called."""
+    spec = importlib.util.spec_from_file_location(
+        "headroom", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    sys.modules["headroom"] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
+
+
+def interleaved_cpu_seconds(cases: Mapping[str, Work], runs: int) -> dict[str, list[float]]:
+    """Process CPU seconds of each case, run one after the other, ``runs`` times over, after one warm-up each."""
+    for work in cases.values():
+        work()
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for _ in range(runs):
+        for name, work in cases.items():
+            start = time.process_time()
+            work()
+            seconds[name].append(time.process_time() - start)
+    return seconds
+
+
+def median_ratio(seconds: Mapping[str, Sequence[float]], name: str, baseline: str) -> float:
+    """Median of one case over median of another, of the same interleaved runs."""
+    return statistics.median(seconds[name]) / statistics.median(seconds[baseline])
+
+
+def peak_bytes(work: Work) -> int:
+    """The most bytes alive at once in torch's CPU allocator that ``work`` allocated, its result included."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        result = work()
+    del result
+    events = recorded.profiler.kineto_results.events()
+    changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    live = highest = 0
+    for _, change in changes:
+        live += change
+        highest = max(highest, live)
+    return highest
+
+
+def machine() -> str:
+    """CPU, cores, load, torch: what a ratio was measured on."""
+    load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
+    return f"{_cpu_name()}, {os.cpu_count()} cores{load}, {platform.system()}, torch {torch.__version__}"
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows])
+
+
+def publish(name: str, text: str) -> None:
+    """Prints the result and keeps it beside the benchmark."""
+    print(text)
+    (Path(__file__).parent / f"{name}.md").write_text(text + "\n", encoding="utf-8")
