@@ -18,6 +18,7 @@ import argparse
 import functools
 import importlib
 import importlib.util
+import inspect
 import json
 import math
 import re
@@ -232,17 +233,19 @@ def image_vae_rules(scale: LatentScale, decoder_channels: int) -> Rules:
 
 
 def image_vae(latent: str, channels: int, quantised: bool, patched: bool = False) -> Weights:
-    """A two-dimensional autoencoder; the loader pins the encoder's width of 128 but not the decoder's."""
-    decoder_channels = 32
+    """A two-dimensional autoencoder; the loader pins the encoder's width of 128 and, where it is old, the decoder's."""
+    package, layers = "comfy.ldm.models.autoencoder", "comfy.ldm.modules.diffusionmodules.model"
+    pins_decoder = "decoder_ddconfig" not in inspect.getsource(host(package))
+    decoder_channels = 128 if pins_decoder else 32
     base = {
         "double_z": True, "z_channels": channels, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128,
         "ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0,
     }  # fmt: skip
     base |= {"batch_norm_latent": True} if patched else {}
     decoder = base | {"ch": decoder_channels}
-    package, layers = "comfy.ldm.models.autoencoder", "comfy.ldm.modules.diffusionmodules.model"
     if quantised:
-        module = host(package).AutoencoderKL(ddconfig=base, embed_dim=channels, decoder_ddconfig=decoder)
+        separate = {} if pins_decoder else {"decoder_ddconfig": decoder}
+        module = host(package).AutoencoderKL(ddconfig=base, embed_dim=channels, **separate)
     else:
         module = host(package).AutoencodingEngine(
             regularizer_config={"target": f"{package}.DiagonalGaussianRegularizer"},
