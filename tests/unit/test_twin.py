@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from headroom.tools.twin import stock_twin
 
 WORKFLOWS = sorted((Path(__file__).parents[2] / "workflows" / "api").glob("*.json"))
@@ -44,7 +45,9 @@ class TestBypass:
         assert stock_twin(workflow)["4"]["inputs"] == {"model": ["1", 0]}
 
 
-@pytest.mark.parametrize(("ours", "stock", "what"), [("Decode", "VAEDecode", "samples"), ("Encode", "VAEEncode", "pixels")])
+@pytest.mark.parametrize(
+    ("ours", "stock", "what"), [("Decode", "VAEDecode", "samples"), ("Encode", "VAEEncode", "pixels")]
+)
 def test_shortcuts_become_the_stock_nodes(ours: str, stock: str, what: str) -> None:
     workflow = {
         "1": node("VAELoader"),

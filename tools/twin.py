@@ -1,0 +1,61 @@
+"""The stock twin of a workflow: the same graph without Headroom's nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .client import Workflow
+
+# The input that stands in for the first output when a node is bypassed.
+BYPASSED = {"HeadroomAttention": "model", "HeadroomVAE": "vae", "HeadroomReport": "anything"}
+# The stock node, and the inputs that it shares with ours.
+REPLACED = {
+    "HeadroomVAEDecode": ("VAEDecode", ("samples", "vae")),
+    "HeadroomVAEEncode": ("VAEEncode", ("pixels", "vae")),
+}
+
+
+def stock_twin(workflow: Workflow) -> Workflow:
+    """A copy with stock nodes in place of Headroom's; whatever needs a report's text or chart is left out.
+
+    Raises ValueError for a node of Headroom's that has no stock counterpart here.
+    """
+    twin = {
+        node_id: _rewired(_stock_node(node), workflow)
+        for node_id, node in workflow.items()
+        if node["class_type"] not in BYPASSED
+    }
+    while lost := [node_id for node_id, node in twin.items() if not _is_fed(node, twin)]:
+        for node_id in lost:
+            del twin[node_id]
+    return twin
+
+
+def _stock_node(node: dict[str, Any]) -> dict[str, Any]:
+    kind = node["class_type"]
+    if kind not in REPLACED:
+        if kind.startswith("Headroom"):
+            raise ValueError(f"{kind} has no stock counterpart: add it to {__name__}")
+        return node
+    stock, shared = REPLACED[kind]
+    return {"class_type": stock, "_meta": {"title": stock}, "inputs": {name: node["inputs"][name] for name in shared}}
+
+
+def _rewired(node: dict[str, Any], workflow: Workflow) -> dict[str, Any]:
+    inputs = {name: _origin(value, workflow) if _is_link(value) else value for name, value in node["inputs"].items()}
+    return {**node, "inputs": inputs}
+
+
+def _origin(link: list[Any], workflow: Workflow) -> list[Any]:
+    """Where a link comes from once the nodes on its way are bypassed; their other outputs have no origin."""
+    while (kind := workflow[link[0]]["class_type"]) in BYPASSED and link[1] == 0:
+        link = workflow[link[0]]["inputs"][BYPASSED[kind]]
+    return list(link)
+
+
+def _is_fed(node: dict[str, Any], twin: Workflow) -> bool:
+    return all(value[0] in twin for value in node["inputs"].values() if _is_link(value))
+
+
+def _is_link(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int)
