@@ -7,7 +7,7 @@ import math
 from functools import partial
 
 import torch
-from harness import interleaved_cpu_seconds, load_package, machine, markdown_table, median_ratio, peak_bytes, publish
+from _harness import interleaved_cpu_seconds, load_package, machine, markdown_table, median_ratio, peak_bytes, publish
 from torch import Tensor
 from torch.nn import functional
 

@@ -143,7 +143,9 @@ def apply_attention(
     if previous is not None and not isinstance(previous, AttentionOverride):
         log.info("Headroom: attention calls outside the selection go to the override that was there: %r", previous)
     options[OVERRIDE] = AttentionOverride(settings, model_ends(clone), previous)
-    _watch_sampling(clone)
+    _wrap(clone, WrappersMP.OUTER_SAMPLE, _outer_sample)
+    if settings.sigma_range is not None:
+        _wrap(clone, WrappersMP.PREDICT_NOISE, _predict_noise)
     return clone
 
 
@@ -164,17 +166,14 @@ def _sigma_range(model: ModelPatcher, start: float, end: float) -> tuple[float, 
     return float(sampling.percent_to_sigma(start)), float(sampling.percent_to_sigma(end))
 
 
-def _watch_sampling(model: ModelPatcher) -> None:
-    """Measures each sampling into the run log, and says the noise level once per step.
-
-    Once per step and as a float, because reading it from the GPU within a block would stall it.
-    """
-    for kind, wrapper in ((WrappersMP.OUTER_SAMPLE, _outer_sample), (WrappersMP.PREDICT_NOISE, _predict_noise)):
-        model.remove_wrappers_with_key(kind, WRAPPER_KEY)
-        model.add_wrapper_with_key(kind, WRAPPER_KEY, wrapper)
+def _wrap(model: ModelPatcher, kind: str, wrapper: Callable[..., Any]) -> None:
+    """Adds our wrapper once, however often the node is applied."""
+    model.remove_wrappers_with_key(kind, WRAPPER_KEY)
+    model.add_wrapper_with_key(kind, WRAPPER_KEY, wrapper)
 
 
 def _outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
+    """Measures a sampling into the run log."""
     guider = executor.class_obj
     with measured("sampling", guider.model_patcher.load_device) as row:
         row.attention = AttentionCounts()
@@ -185,6 +184,7 @@ def _outer_sample(executor: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _predict_noise(executor: Any, x: Tensor, timestep: Tensor, model_options: dict, seed: Any = None) -> Any:
+    """Says the noise level once per step, as a float: reading it from a GPU within a block would stall it."""
     options = dict(model_options)
     options["transformer_options"] = dict(options.get("transformer_options", {}), **{SIGMA: float(timestep.max())})
     return executor(x, timestep, options, seed)

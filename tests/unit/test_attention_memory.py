@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from headroom.attention import online_attention, sliced_attention
-
-from .allocator import peak_bytes
+from headroom.benchmarks._harness import peak_bytes
 
 FLOAT = 4
 
