@@ -116,12 +116,14 @@ class TestWhen:
         assert ran["online"] / ran.total() == pytest.approx(share, abs=0.26)
         assert (ran["host"] > 0) == (share < 1)
 
-    def test_short_calls_stay_with_the_host(self) -> None:
-        family = FAMILIES["sd15"]  # 128 px: 256 tokens, every block the same
-        sample(apply_attention(family.load(), backend="online", min_tokens=257), family)
-        assert set(backends_that_ran()) == {"host"}
-        sample(apply_attention(family.load(), backend="online", min_tokens=256), family)
-        assert set(backends_that_ran()) == {"online"}
+    @pytest.mark.parametrize(
+        ("min_tokens", "ran"), [(64, {"online"}), (65, {"online", "host"}), (256, {"online", "host"}), (257, {"host"})]
+    )
+    def test_short_calls_stay_with_the_host(self, min_tokens: int, ran: set[str]) -> None:
+        """A 128 px picture has 256 tokens in this UNet's outer blocks and 64 in its inner ones."""
+        family = FAMILIES["sd15"]
+        sample(apply_attention(family.load(), backend="online", min_tokens=min_tokens), family, steps=1)
+        assert set(backends_that_ran()) == ran
 
 
 class TestChain:
