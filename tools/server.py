@@ -129,6 +129,8 @@ class Server:
             (self.base / name).mkdir(parents=True, exist_ok=True)
         for name in ("models", "datasets"):
             _link(self.environment.models / name, self.base / name)
+        for folder in (self.environment.models / "datasets").iterdir():
+            _link(folder, self.base / "output" / folder.name)  # where hosts before 0.24 look for them
         _link(self.environment.pack if self.pack else None, self.base / "custom_nodes" / PACK_FOLDER)
         if (pictures := self.environment.models / "input").is_dir():
             shutil.copytree(pictures, self.base / "input", dirs_exist_ok=True)

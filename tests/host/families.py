@@ -47,7 +47,7 @@ FAMILIES = {
     "sdxl": Family("tiny_sdxl_unet", 2048, 1280, 4),
     "sd3": Family("tiny_sd3", 4096, 2048, 16, names_blocks=False),
     "flux": Family("tiny_flux", 768, 768, 16),
-    "flux2": Family("tiny_flux2", 768, None, 128, reach=16),
+    "flux2": Family("tiny_flux2", 768, 768, 128, reach=16),
     "wan21": Family("tiny_wan21", 4096, None, 16, frames=2),
     "ltxv": Family("tiny_ltxv", 4096, None, 128, frames=2, reach=32, names_blocks=False),
 }
