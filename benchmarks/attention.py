@@ -90,8 +90,8 @@ def main() -> None:
         "attention",
         f"""# Attention: time and memory
 
-float32, batch 1, one thread; medians of {runs} interleaved runs of process CPU seconds; peak = most live bytes in
-torch's allocator, output included. Measured on: {machine()}. Not measured on a GPU.
+float32, batch 1, one thread; medians of {runs} interleaved runs of process CPU seconds after three warm-ups; peak =
+most live bytes in torch's allocator, output included. Measured on: {machine()}. Not measured on a GPU.
 
 ## Sliced against the full score matrix ({SLICED_TOKENS} tokens, 8 heads of 40 channels)
 "full" is the plain algorithm with one score matrix and softmax in place.
