@@ -32,9 +32,9 @@ def feathered(
     """Applies ``run`` to each tile of ``x`` and blends the results.
 
     Every tile is run once. Weights of the tiles sum to 1 everywhere, so the result needs no second buffer: it is
-    accumulated in float32 in the output itself. Approximate for an autoencoder with global statistics or
-    attention (group norm, a mid-block attention); exact for a purely convolutional one once the overlap exceeds
-    twice its receptive field.
+    accumulated in float32 in the output itself. Approximate: what lies within the autoencoder's receptive field of
+    a tile's border has seen padding, and global statistics or attention (group norm, a mid-block attention) see the
+    tile alone. Farther from the borders a purely convolutional autoencoder's result is exact.
 
     Args:
         x: (B, C, *S), latent cells or pixels; the last ``len(axes)`` dims are tiled.
