@@ -1,0 +1,244 @@
+"""Exact execution of an autoencoder in strips of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .graph import Leaf, Node
+from .moments import Moments
+from .ops import Held
+from .passes import Analysis, Need, Pass
+from .record import Recorded, Recorder
+from .rules import apply
+from .schedule import Choice, PlannedBefore, Planner, Schedule, flops_of, kept_dtype
+from .stores import Pages, RowStore
+from .stream import Stream
+from .value import CannotRecord
+
+Taker = Callable[[int, Tensor], None]
+
+
+class DoesNotFit(Exception):
+    """No schedule fits the budget.
+
+    Attributes:
+        least: bytes of the one that needs least.
+    """
+
+    def __init__(self, least: int) -> None:
+        super().__init__(f"the least possible is {least} bytes")
+        self.least = least
+
+
+@dataclass
+class Report:
+    """What a run did.
+
+    Attributes:
+        schedules: one, and one more for each function that needed a whole map.
+        materialised: names of those functions.
+    """
+
+    schedules: list[Schedule] = field(default_factory=list)
+    materialised: list[str] = field(default_factory=list)
+
+    @property
+    def peak(self) -> int:
+        """Bytes planned on the device."""
+        return max((schedule.peak for schedule in self.schedules), default=0)
+
+    @property
+    def host_peak(self) -> int:
+        """Bytes planned in host memory."""
+        return max((schedule.host_peak for schedule in self.schedules), default=0)
+
+    @property
+    def strips(self) -> int:
+        return sum(schedule.strips for schedule in self.schedules)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    """PyTorch's fused attention."""
+    return functional.scaled_dot_product_attention(query, key, value, scale=scale)
+
+
+class ExactRun:
+    """One run of a module in strips.
+
+    Args:
+        budget: bytes on the device: strips, stored maps, output if it is made there. Not the weights, not the input.
+        store: dtype for stored maps, if narrower than their own; None = their own.
+        rows: rows of the output in a strip; 0 = by the budget.
+        out_device, out_dtype: of the output; None = as the module makes it.
+        on_strip: called before each strip with the share of the work done and, in the last pass, the output so far;
+            may raise to stop.
+        on_plan: called with each schedule before it runs.
+        attend: (query, key, value, scale) -> Tensor over (..., tokens, channels), exact.
+        owned: weights that stay where they are during the run; others, on a GPU, are copied when they are recorded.
+        offload: keep stored maps in host memory whatever the budget.
+        plans: what earlier runs decided; used again where module, shape and dtype make the same computation.
+    """
+
+    def __init__(
+        self,
+        budget: float = float("inf"),
+        *,
+        store: torch.dtype | None = None,
+        rows: int = 0,
+        out_device: torch.device | None = None,
+        out_dtype: torch.dtype | None = None,
+        on_strip: Callable[[float, Tensor | None], None] = lambda share, out: None,
+        on_plan: Callable[[Schedule], None] = lambda schedule: None,
+        attend: Callable[..., Tensor] = attend,
+        owned: Iterable[Tensor] = (),
+        offload: bool = False,
+        plans: dict[Hashable, PlannedBefore] | None = None,
+    ) -> None:
+        self.budget, self.store, self.rows, self.offload = budget, store, rows, offload
+        self.out_device, self.out_dtype = out_device, out_dtype
+        self.on_strip, self.on_plan = on_strip, on_plan
+        self.plans = {} if plans is None else plans
+        self.statistics: dict[tuple[Node, int], Moments] = {}
+        self.gathered: set[Node] = set()
+        self.report = Report()
+        self.recorder = Recorder(self._materialise, self._write_into, apply, attend, owned)
+
+    def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """``module(x, *args, **kwargs)`` for a (B, C, [T,] H, W) tensor, its rows in strips.
+
+        Returns:
+            The same tensor up to rounding.
+
+        Raises:
+            DoesNotFit: before anything is computed, if nothing else needed a whole map.
+            CannotRecord: the module does something that strips cannot follow.
+            StoreOverflow: a value too large for the narrower store.
+        """
+        with self.recorder:
+            result = module(self.recorder.leaf(x), *args, **kwargs)
+            if not isinstance(result, Tensor):
+                raise CannotRecord(f"the module returns a {type(result).__name__}, not a tensor")
+            self.recorder.flush()
+        self.report.materialised = self.recorder.materialised
+        if not isinstance(result, Recorded):
+            return result if self.out_dtype is None else result.to(self.out_device, self.out_dtype)
+        node = result.node
+        self.recorder.live.clear()
+        del result
+        # Zeros and not empty: the picture so far is shown while it is made.
+        out = torch.zeros(node.shape, dtype=self.out_dtype or node.dtype, device=self.out_device or node.device)
+        self._execute([(node, out)], allocated=True)
+        return out
+
+    def close(self) -> None:
+        """Lets go of everything, after a failure."""
+        self.statistics.clear()
+        self.gathered.clear()
+        self.recorder.live.clear()
+        self.recorder.pending.clear()
+
+    def _materialise(self, node: Node) -> Tensor:
+        if isinstance(node.op, Held):
+            return node.op.tensor
+        out = torch.empty(node.shape, dtype=node.dtype, device=node.device)
+        self._execute([(node, out)], allocated=True)
+        node.become(Held(out, node.rows.dim, node.rows.unit))
+        return out
+
+    def _write_into(self, pairs: Sequence[tuple[Node, Tensor]]) -> None:
+        self._execute(pairs, allocated=False)
+
+    def _execute(self, pairs: Sequence[tuple[Node, Tensor]], allocated: bool) -> None:
+        outputs = {node: out for node, out in pairs}
+        device = next(iter(outputs)).device
+        later = [node for node in self.recorder.nodes_alive() if node not in outputs]
+        known = [Need(node, f"moments:{groups}") for node, groups in self.statistics]
+        analysis = Analysis(list(outputs), later, known)
+        on_device = [out for out in outputs.values() if out.device.type == device.type] if allocated else []
+        planner = Planner(analysis, device, sum(out.numel() * out.element_size() for out in on_device))
+        schedule = self._schedule(planner)
+        self.report.schedules.append(schedule)
+        self.on_plan(schedule)
+        self._run(schedule, pairs, device)
+
+    def _schedule(self, planner: Planner) -> Schedule:
+        if self.offload:
+            low = planner.default // 4
+            return planner.schedule(Choice(low, on_host=True, store=self.store, rows=self.rows))
+        key = (planner.signature(), self.budget, self.store, self.rows)
+        if key in self.plans:
+            return planner.again(self.plans[key])
+        schedule, fits = planner.fastest_within(self.budget, self.store, self.rows)
+        if not fits:
+            raise DoesNotFit(schedule.peak)
+        self.plans[key] = planner.remember(schedule.choice)
+        return schedule
+
+    def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device) -> None:
+        pages = Pages(schedule.page_bytes, device, schedule.choice.on_host)
+        done = 0.0
+        for one, windows in zip(schedule.passes, schedule.windows):
+            before_strip = self._progress(one, windows.count, done, schedule, pairs)
+            takers, leaves, moments = self._takers(one, schedule.choice, pages, pairs)
+            Stream(windows, takers, self.statistics).run(before_strip)
+            self.statistics |= moments
+            for node, leaf in leaves.items():
+                node.become(leaf)
+            for node in one.last_reads:
+                self._free(node)
+            done += flops_of(one)
+
+    def _progress(
+        self, one: Pass, strips: int, done: float, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]]
+    ) -> Callable[[int], None]:
+        of_strip = flops_of(one) / strips
+        out = pairs[0][1] if one is schedule.passes[-1] else None
+        return lambda number: self.on_strip((done + of_strip * number) / max(1.0, schedule.flops), out)
+
+    def _free(self, node: Node) -> None:
+        if isinstance(node.op, RowStore):
+            node.op.free()
+        elif node in self.gathered:
+            node.op = Held(torch.empty(0), 0)
+
+    def _takers(
+        self, one: Pass, choice: Choice, pages: Pages, pairs: Sequence[tuple[Node, Tensor]]
+    ) -> tuple[dict[Node, list[Taker]], dict[Node, Leaf], dict[tuple[Node, int], Moments]]:
+        """What takes the rows of each target, the leaves that it fills, and the statistics."""
+        takers: dict[Node, list[Taker]] = {}
+        leaves: dict[Node, Leaf] = {}
+        moments: dict[tuple[Node, int], Moments] = {}
+        for node, purpose in one.targets:
+            of_node = takers.setdefault(node, [])
+            if purpose == "stored":
+                leaves[node] = store = RowStore(node, pages, kept_dtype(node, choice))
+                of_node.append(store.append)
+            elif purpose == "whole":
+                whole = torch.empty(node.shape, dtype=node.dtype, device=node.device)
+                leaves[node] = Held(whole, node.rows.dim, node.rows.unit)
+                self.gathered.add(node)
+                of_node.append(_into(whole, node))
+            elif purpose == "output":
+                of_node += [_into(out, node) for other, out in pairs if other is node]
+            else:
+                groups = int(purpose.partition(":")[2])
+                moments[node, groups] = gathered = Moments(groups)
+                of_node.append(_moments(gathered))
+        return takers, leaves, moments
+
+
+def _into(out: Tensor, node: Node) -> Taker:
+    def take(first: int, rows: Tensor) -> None:
+        node.cut(out, first, rows.shape[node.rows.dim] // node.rows.unit).copy_(rows)
+
+    return take
+
+
+def _moments(moments: Moments) -> Taker:
+    return lambda first, rows: moments.add(rows)

@@ -1,0 +1,77 @@
+"""Nodes for functions that keep rows apart, their shapes found by calling the functions without data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .graph import Node, Rows
+from .ops import RowByRow, Source
+from .record import Recorded
+
+
+def template(tree: Any, sources: list[Node]) -> Any:
+    """Arguments with every recorded map replaced by its place among the sources."""
+    if isinstance(tree, Recorded):
+        tree = tree.node
+    if isinstance(tree, Node):
+        if tree not in sources:
+            sources.append(tree)
+        return Source(sources.index(tree))
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(template(item, sources) for item in tree)
+    return tree
+
+
+def stand_in(node: Node, more_rows: int = 0) -> Tensor:
+    """A tensor without data of a node's shape, perhaps with more rows."""
+    return torch.empty(node.slab_shape(node.rows.count + more_rows), dtype=node.dtype, device="meta")
+
+
+def without_data(tree: Any) -> Any:
+    """Arguments with plain tensors moved to the meta device."""
+    if isinstance(tree, Tensor):
+        return tree.to("meta") if tree.device.type != "meta" else tree
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(without_data(item) for item in tree)
+    return tree
+
+
+def row_by_row(function: Callable[..., Any], args: Any, kwargs: dict[str, Any], **options: Any) -> Node | None:
+    """A node for a function known to keep rows apart; None if the shapes say that it does not after all.
+
+    Shape, dtype and the rows' new place are found by calling the function without data, once with a row more.
+    """
+    sources: list[Node] = []
+    recorded = template(args, sources)
+    recorded_kwargs = {name: template(value, sources) for name, value in kwargs.items()}
+    first = sources[0]
+    op = RowByRow(function, recorded, recorded_kwargs, **options)
+    try:
+        shape, more = (_probe(op, sources, extra) for extra in (0, 1))
+    except (RuntimeError, TypeError, ValueError, IndexError):
+        return None
+    if not isinstance(shape, Tensor) or not isinstance(more, Tensor) or shape.ndim != more.ndim:
+        return None
+    changed = [dim for dim in range(shape.ndim) if shape.shape[dim] != more.shape[dim]]
+    if len(changed) != 1:
+        return None
+    dim = changed[0]
+    unit = more.shape[dim] - shape.shape[dim]
+    if shape.shape[dim] != unit * first.rows.count:
+        return None
+    device = kwargs.get("device") or next((a for a in args if isinstance(a, torch.device)), None) or first.device
+    return Node(op, sources, shape.shape, shape.dtype, torch.device(device), Rows(dim, first.rows.count, unit))
+
+
+def _probe(op: RowByRow, sources: Sequence[Node], extra: int) -> Any:
+    bare = RowByRow(
+        op.function,
+        without_data(op.args),
+        {name: without_data(value) for name, value in op.kwargs.items() if name != "device"},
+    )
+    bare.args = tuple("meta" if isinstance(item, torch.device) else item for item in bare.args)
+    return bare.run(sources[0], [stand_in(node, extra) for node in sources], 0, 0)

@@ -1,0 +1,281 @@
+"""Recording: the host's own forward runs once on tensors that note what is done to them.
+
+A :class:`Recorded` has shape, dtype and device but no data. Functions that :mod:`.rules` knows add a node to the
+computation; any other function gets real tensors, computed at that moment, and recording goes on with its result.
+In-place functions and writes into views are recorded as new values ("functionalised"), as PyTorch's compiler does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from .graph import Node, Rows
+from .ops import Filled, Held
+from .value import CannotRecord, Value
+
+# What a module may ask of a map without its data.
+METADATA = frozenset(
+    [
+        "shape",
+        "dtype",
+        "device",
+        "ndim",
+        "layout",
+        "requires_grad",
+        "is_cuda",
+        "is_cpu",
+        "is_mps",
+        "is_meta",
+        "is_sparse",
+        "is_quantized",
+        "is_nested",
+        "itemsize",
+        "nbytes",
+        "names",
+        "grad",
+        "grad_fn",
+        "is_leaf",
+    ]
+)
+QUERIES = frozenset(
+    [
+        "size",
+        "dim",
+        "ndimension",
+        "numel",
+        "nelement",
+        "element_size",
+        "stride",
+        "is_contiguous",
+        "is_floating_point",
+        "is_complex",
+        "__len__",
+        "__hash__",
+        "__repr__",
+        "storage_offset",
+        "get_device",
+        "is_inference",
+        "is_tensor",
+        "type",
+        "requires_grad_",
+        "is_same_size",
+    ]
+)
+# Smaller tensors are made at once; larger ones of one value need not exist.
+SMALLEST_FILLED = 1 << 16
+#: Properties that are functions by another name.
+METHODS = {"mT": "transpose", "data": "detach"}
+VIEWS = frozenset(
+    ["__getitem__", "narrow", "select", "split", "chunk", "view", "__get__", "unsqueeze", "squeeze", "copy_"]
+)
+
+
+class Recorded(Tensor):
+    """A map of the computation, in a tensor's clothes."""
+
+    recorder: Recorder
+    value: Value
+
+    @staticmethod
+    def __new__(cls, value: Value | Node, *args: Any, **kwargs: Any) -> Recorded:
+        node = value if isinstance(value, Node) else value.node
+        return torch.Tensor._make_wrapper_subclass(
+            cls, node.shape, dtype=node.dtype, device=node.device, requires_grad=False
+        )
+
+    def __init__(self, value: Value | Node, recorder: Recorder) -> None:
+        self.value = Value(value) if isinstance(value, Node) else value
+        self.recorder = recorder
+        recorder.live.add(self)
+
+    @property
+    def node(self) -> Node:
+        """The present value."""
+        return self.value.node
+
+    def assign(self, node: Node) -> None:
+        """A write to the whole of this map."""
+        live = self.recorder.live
+        self.value.assign(
+            node, lambda: any(other is not self and other.value.root is self.value.root for other in list(live))
+        )
+
+    __hash__ = object.__hash__
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"Recorded{tuple(self.shape)}"
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        recorder = next(item for item in tensors_in((args, kwargs or {})) if isinstance(item, Recorded)).recorder
+        return recorder.call(function, args, kwargs or {})
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        # Reached only by code that goes past the functions: give it real tensors.
+        recorder = next(item for item in tensors_in((args, kwargs or {})) if isinstance(item, Recorded)).recorder
+        return recorder.call_with_data(function, args, kwargs or {})
+
+
+class Recorder(TorchFunctionMode):
+    """Records while it is entered.
+
+    Args:
+        materialise: computes a node's map.
+        write_into: computes several nodes' maps, each into a given tensor.
+        rules: records a call, see :mod:`.rules`.
+        attend: (query, key, value, scale) -> Tensor, for attention over the whole map.
+        owned: weights that stay where they are while the recording lives.
+
+    Attributes:
+        materialised: names of the functions that were given real tensors, for the report.
+        live: what the module may still refer to.
+    """
+
+    def __init__(
+        self,
+        materialise: Callable[[Node], Tensor],
+        write_into: Callable[[Sequence[tuple[Node, Tensor]]], None],
+        rules: Callable[..., Any],
+        attend: Callable[..., Tensor],
+        owned: Iterable[Tensor] = (),
+    ) -> None:
+        super().__init__()
+        self.rules = rules
+        self.owned = {tensor.untyped_storage().data_ptr() for tensor in owned}
+        self.materialise, self.write_into, self.attend = materialise, write_into, attend
+        self.live: WeakSet[Recorded] = WeakSet()
+        self.materialised: list[str] = []
+        self.pending: list[tuple[Node, Tensor]] = []
+
+    def leaf(self, tensor: Tensor, dim: int = -2) -> Recorded:
+        """A tensor that exists, as the start of a recording. Rows lie in ``dim``."""
+        dim %= tensor.ndim
+        rows = Rows(dim, tensor.shape[dim])
+        return Recorded(Node(Held(tensor, dim), (), tensor.shape, tensor.dtype, tensor.device, rows), self)
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(function, "__name__", "")
+        if name in ("zeros", "ones", "full"):
+            return self.filled(function, name, args, kwargs)
+        if self.pending and name not in VIEWS and self.touches_pending((args, kwargs)):
+            self.flush()
+        return function(*args, **kwargs)
+
+    def filled(self, function: Callable[..., Tensor], name: str, args: Any, kwargs: dict[str, Any]) -> Tensor:
+        """Padding as large as a map, which some modules make of zeros, is not made at all."""
+        likeness = function(*args, **{**kwargs, "device": "meta"})
+        if likeness.ndim < 4 or likeness.numel() < SMALLEST_FILLED or not likeness.is_floating_point():
+            return function(*args, **kwargs)
+        value = {"zeros": 0.0, "ones": 1.0}.get(name)
+        if value is None:
+            value = float(kwargs["fill_value"] if "fill_value" in kwargs else args[1])
+        device = torch.device(kwargs.get("device") or torch.get_default_device())
+        dim = likeness.ndim - 2
+        leaf = Filled(tuple(likeness.shape), value, likeness.dtype, device, dim)
+        return Recorded(Node(leaf, (), likeness.shape, likeness.dtype, device, Rows(dim, likeness.shape[dim])), self)
+
+    def call(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        name = getattr(function, "__name__", "")
+        if name == "__get__":
+            name = getattr(getattr(function, "__self__", None), "__name__", "")
+            if name in METADATA:
+                with torch._C.DisableTorchFunctionSubclass():
+                    return function(*args, **kwargs)
+            if name not in METHODS:
+                return self.call_with_data(function, args, kwargs)
+            function = getattr(Tensor, METHODS[name])
+            name = METHODS[name]
+        if name in QUERIES and not (name == "type" and len(args) + len(kwargs) > 1):
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **kwargs)
+        result = self.rules(self, function, name, args, kwargs)
+        if result is NotImplemented:
+            return self.call_with_data(function, args, kwargs)
+        if isinstance(result, Recorded) and 0 in result.shape:
+            return torch.empty(result.shape, dtype=result.dtype, device=result.device)
+        return result
+
+    def call_with_data(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """Calls a function that is not recorded on real tensors; large results are recorded on."""
+        name = getattr(function, "__name__", str(function))
+        if (
+            args
+            and isinstance(args[0], Recorded)
+            and ((name.endswith("_") and name[-2:] != "__") or name == "__setitem__")
+        ):
+            raise CannotRecord(f"'{name}' changes a map in place in a way that is not known")
+        self.materialised.append(name)
+        result = function(*self.with_data(args), **self.with_data(kwargs))
+        if isinstance(result, (list, tuple)):
+            return type(result)(self.rejoin(item) for item in result)
+        return self.rejoin(result)
+
+    def with_data(self, tree: Any) -> Any:
+        if isinstance(tree, Recorded):
+            return self.data(tree)
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(self.with_data(item) for item in tree)
+        if isinstance(tree, dict):
+            return {name: self.with_data(item) for name, item in tree.items()}
+        return tree
+
+    def data(self, recorded: Recorded) -> Tensor:
+        node = recorded.node
+        if isinstance(node.op, Filled):
+            return torch.full(node.shape, node.op.value, dtype=node.dtype, device=node.device)
+        return self.materialise(node)
+
+    def rejoin(self, item: Any) -> Any:
+        if type(item) is Tensor and item.ndim >= 4 and item.is_floating_point() and item.numel() >= SMALLEST_FILLED:
+            return self.leaf(item)
+        return item
+
+    def defer(self, node: Node, target: Tensor) -> None:
+        """A map that the module copies into a tensor of its own: written when that tensor is next looked at."""
+        self.pending.append((node, target))
+
+    def touches_pending(self, tree: Any) -> bool:
+        storages = {target.untyped_storage().data_ptr() for _, target in self.pending}
+        return any(type(item) is Tensor and item.untyped_storage().data_ptr() in storages for item in tensors_in(tree))
+
+    def flush(self) -> None:
+        """Writes what was deferred."""
+        pending, self.pending = self.pending, []
+        if pending:
+            self.write_into(pending)
+
+    def keep(self, weight: Tensor) -> Tensor:
+        """A weight for later: the host casts some into buffers that it uses again for the next layer."""
+        if not weight.is_cuda or weight.untyped_storage().data_ptr() in self.owned:
+            return weight
+        return weight.clone()
+
+    def nodes_alive(self) -> list[Node]:
+        """What the module may still use."""
+        return [recorded.node for recorded in list(self.live)] + [node for node, _ in self.pending]
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    """All tensors among arguments."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, (list, tuple)):
+        for item in tree:
+            yield from tensors_in(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from tensors_in(item)

@@ -1,0 +1,175 @@
+"""Functions that only move, join or regroup dims."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..graph import Node, Rows
+from ..ops import Reshape
+from ..probe import row_by_row
+from ..record import Recorded, Recorder, tensors_in
+from ..value import CannotRecord, Value
+from .alignment import aligned, coarsened, joined
+from .registry import Rule, rule
+
+# Only move, cut or join dims: the rows stay together, and probing the shape finds them again.
+SHAPES = frozenset(
+    [
+        "permute",
+        "transpose",
+        "swapaxes",
+        "swapdims",
+        "movedim",
+        "moveaxis",
+        "unsqueeze",
+        "squeeze",
+        "contiguous",
+        "cat",
+        "concat",
+        "concatenate",
+        "stack",
+        "expand",
+        "repeat",
+        "repeat_interleave",
+    ]
+)
+
+
+PERMUTES = frozenset(["permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis"])
+
+
+VIEWS = PERMUTES | {"unsqueeze", "squeeze", "expand"}
+
+
+@rule(*sorted(SHAPES))
+def shape(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    if name in ("cat", "concat", "concatenate", "stack"):
+        return _cat(recorder, function, name, args, kwargs)
+    if len([item for item in tensors_in(args) if isinstance(item, Recorded)]) != 1:
+        return NotImplemented
+    if name == "repeat_interleave" and not _repeats_beside_rows(args, kwargs):
+        return NotImplemented
+    base = args[0]
+    if name in ("expand", "repeat"):
+        args = _without_row_size(name, args)
+    twin = function(base.value.twin, *args[1:], **kwargs)
+    if name in VIEWS:
+        undo = _undo_permutation(function, args, kwargs) if name in PERMUTES else _undo_unit_dim(name, args, kwargs)
+        return viewed(
+            recorder, base, Look(lambda node: row_by_row(function, (node, *args[1:]), kwargs, is_view=True), undo), twin
+        )
+    made = row_by_row(function, args, kwargs)
+    return NotImplemented if made is None else Recorded(made, recorder)
+
+
+class Look:
+    """How a view sees its base, and what undoes it."""
+
+    def __init__(self, look: Callable[[Node], Node | None], undo: Callable[[Node], Node | None] | None = None) -> None:
+        self.look, self.undo = look, undo
+        if undo is not None:
+            self.put_back = self._put_back
+
+    def __call__(self, node: Node) -> Node | None:
+        return self.look(node)
+
+    def _put_back(self, base: Node, part: Node) -> Node:
+        node = self.undo(part) if self.undo is not None else None
+        if node is None or node.shape != base.shape:
+            raise CannotRecord("a write to a view that cannot be undone")
+        return node
+
+
+def _undo_permutation(function: Rule, args: Any, kwargs: dict[str, Any]) -> Callable[[Node], Node | None]:
+    probe = function(torch.empty((2,) * args[0].ndim, device="meta"), *args[1:], **kwargs)
+    order = sorted(range(probe.ndim), key=lambda dim: -probe.stride(dim))
+    return lambda node: row_by_row(torch.permute, (node, order), {}, is_view=True)
+
+
+def _undo_unit_dim(name: str, args: Any, kwargs: dict[str, Any]) -> Callable[[Node], Node | None] | None:
+    dim = kwargs.get("dim", args[1] if len(args) > 1 else None)
+    if name not in ("squeeze", "unsqueeze") or not isinstance(dim, int):
+        return None
+    undo = torch.unsqueeze if name == "squeeze" else torch.squeeze
+    dim = dim % (args[0].ndim + (name == "unsqueeze"))
+    return lambda node: row_by_row(undo, (node, dim), {}, is_view=True)
+
+
+def viewed(recorder: Recorder, base: Any, look: Callable[[Node], Node | None], twin: Tensor) -> Any:
+    node = look(base.node)
+    return NotImplemented if node is None else Recorded(Value(node, base.value, look, twin), recorder)
+
+
+def _without_row_size(name: str, args: Any) -> Any:
+    """The rows' own size in ``expand`` becomes -1, which a strip understands too."""
+    node, sizes = args[0].node, args[1:]
+    flat = list(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, torch.Size)) else list(sizes)
+    place = node.rows.dim + len(flat) - len(node.shape)
+    if name == "expand" and flat[place] == node.shape[node.rows.dim]:
+        flat[place] = -1
+    return (args[0], *flat)
+
+
+def _repeats_beside_rows(args: Any, kwargs: dict[str, Any]) -> bool:
+    repeats = kwargs.get("repeats", args[1] if len(args) > 1 else None)
+    dim = kwargs.get("dim", args[2] if len(args) > 2 else None)
+    return isinstance(dim, int) and dim % args[0].ndim != args[0].node.rows.dim and isinstance(repeats, int)
+
+
+def _cat(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    dim = kwargs.get("dim", args[-1] if args and isinstance(args[-1], int) else 0)
+    parts = list(args[0] if args else kwargs["tensors"])
+    parts = aligned(recorder, joined(recorder, [part for part in parts if part.numel() or name == "stack"]))
+    if not all(isinstance(part, Recorded) for part in parts):
+        return NotImplemented
+    nodes = [part.node for part in parts]
+    if len({node.rows for node in nodes}) != 1:
+        return NotImplemented
+    if name != "stack" and dim % len(nodes[0].shape) == nodes[0].rows.dim:
+        return NotImplemented
+    made = row_by_row(function, (nodes,), {"dim": dim})
+    return NotImplemented if made is None else Recorded(made, recorder)
+
+
+@rule("reshape", "view", "flatten", "unflatten", "view_as", "reshape_as")
+def _reshape(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    base = args[0]
+    if len(args) > 1 and isinstance(args[1], torch.dtype):
+        return NotImplemented
+    like = [torch.empty(a.shape, device="meta") if isinstance(a, Tensor) else a for a in args[1:]]
+    twin = function(base.value.twin, *like, **kwargs)
+    shape, before = tuple(twin.shape), tuple(base.shape)
+    if 0 in shape:
+        return torch.empty(shape, dtype=base.dtype, device=base.device)
+    if twin.untyped_storage()._cdata != base.value.twin.untyped_storage()._cdata:
+        # These strides cannot be viewed so: the real function copies.
+        made = reshaped(base.node, shape)
+        return NotImplemented if made is None else Recorded(made, recorder)
+    look = Look(lambda node: reshaped(node, shape), lambda node: reshaped(node, before))
+    return viewed(recorder, base, look, twin)
+
+
+def reshaped(node: Node, shape: tuple[int, ...]) -> Node | None:
+    """``node`` in another shape, if that keeps each row's elements together; else None."""
+    rows = node.rows
+    before = math.prod(node.shape[: rows.dim])
+    of_row = rows.unit * math.prod(node.shape[rows.dim + 1 :])
+    for dim, size in enumerate(shape):
+        if math.prod(shape[:dim]) != before or (size == 1 and rows.count * rows.unit > 1):
+            continue
+        inner = math.prod(shape[dim + 1 :])
+        if of_row % inner == 0 and size * inner == rows.count * of_row:
+            return _reshape_node(node, shape, Rows(dim, rows.count, of_row // inner))
+        if inner % of_row == 0 and rows.count % (inner // of_row) == 0 and size * inner == rows.count * of_row:
+            coarse = coarsened(node, inner // of_row)
+            return _reshape_node(coarse, shape, Rows(dim, coarse.rows.count))
+    return None
+
+
+def _reshape_node(node: Node, shape: tuple[int, ...], rows: Rows) -> Node:
+    return Node(Reshape(), (node,), shape, node.dtype, node.device, rows)

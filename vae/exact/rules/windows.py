@@ -1,0 +1,197 @@
+"""Functions that look across rows: convolution, resampling, pooling, padding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..graph import Node, Rows
+from ..ops import Coarser, Convolution, Finer, Pad, Source, UpsampledConvolution
+from ..probe import stand_in
+from ..record import Recorded, Recorder
+from .alignment import picture
+from .registry import Rule, rule
+
+
+def per_dim(value: Any, count: int) -> tuple[int, ...] | None:
+    if isinstance(value, int):
+        return (value,) * count
+    return tuple(value) if isinstance(value, (tuple, list)) and len(value) in (1, count) else None
+
+
+@rule("conv2d", "conv3d", "cudnn_convolution")
+def _convolution(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    bound = _bind_convolution(name, args, kwargs)
+    x, weight, bias, stride, padding, dilation, groups = bound
+    if not isinstance(x, Recorded) or any(isinstance(item, Recorded) for item in (weight, bias)):
+        return NotImplemented
+    node = picture(x.node)
+    spatial = weight.ndim - 2
+    steps, pads, gaps = (per_dim(value, spatial) for value in (stride, padding, dilation))
+    if node is None or len(node.shape) != weight.ndim or steps is None or pads is None or gaps is None:
+        return NotImplemented
+    if len(steps) == 1:
+        steps, pads, gaps = steps * spatial, pads * spatial, gaps * spatial
+    sizes = [
+        (size + 2 * pad - gap * (kernel - 1) - 1) // step + 1
+        for size, kernel, step, pad, gap in zip(node.shape[2:], weight.shape[2:], steps, pads, gaps)
+    ]
+    if min(sizes) < 1:
+        return NotImplemented
+    weight, bias = recorder.keep(weight), None if bias is None else recorder.keep(bias)
+    shape = (node.shape[0], weight.shape[0], *sizes)
+    rows = Rows(node.rows.dim, sizes[-2])
+    doubled = node.op if isinstance(node.op, Finer) and node.op.nearest else None
+    plain = (tuple(weight.shape[2:]), steps, pads, gaps, groups) == ((3, 3), (1, 1), (1, 1), (1, 1), 1)
+    # Adding taps rounds them: below float32 that would be a rounding the host does not make.
+    if doubled is not None and plain and node.dtype is torch.float32 and type(weight) in (Tensor, torch.nn.Parameter):
+        op: Any = UpsampledConvolution(weight, bias)
+        return Recorded(Node(op, node.sources, shape, node.dtype, node.device, rows), recorder)
+    call: Any = {"cudnn_convolution": _cudnn, "conv2d": functional.conv2d, "conv3d": _conv3d}[name]
+    if pads[-2]:
+        # Rows of zeros as part of the map: the line that the convolution reads then has them in place.
+        node = _zero_rows(node, pads[-2])
+        pads = (*pads[:-2], 0, pads[-1])
+    op = Convolution(call, weight, bias, steps, pads, gaps, groups)
+    return Recorded(Node(op, (node,), shape, node.dtype, node.device, rows), recorder)
+
+
+def _zero_rows(node: Node, rows: int) -> Node:
+    shape = list(node.shape)
+    shape[node.rows.dim] += 2 * rows
+    op = Pad((0, 0, rows, rows) + (0,) * (2 * len(shape) - 8), "constant", 0.0)
+    return Node(op, (node,), shape, node.dtype, node.device, Rows(node.rows.dim, shape[node.rows.dim]))
+
+
+def _bind_convolution(name: str, args: Any, kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    if name == "cudnn_convolution":
+        names = ("input", "weight", "padding", "stride", "dilation", "groups")
+        given = dict(zip(names, args)) | kwargs
+        return tuple(given.get(key) for key in ("input", "weight", "bias", "stride", "padding", "dilation", "groups"))
+    named = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    given = {"bias": None, "stride": 1, "padding": 0, "dilation": 1, "groups": 1} | dict(zip(named, args)) | kwargs
+    return tuple(given[key] for key in named)
+
+
+def _conv3d(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    """PyTorch's, but on a CPU always by oneDNN.
+
+    For an input as small as a strip PyTorch would choose its own kernel, which unfolds the input to 27 times its size
+    and takes three times as long.
+    """
+    by_onednn = x.device.type == "cpu" and x.dtype is torch.float32 and type(weight) in (Tensor, torch.nn.Parameter)
+    if by_onednn and torch.backends.mkldnn.is_available() and max(weight.shape[2:]) > 1:
+        return torch.mkldnn_convolution(x, weight, bias, padding, stride, dilation, groups)
+    return functional.conv3d(x, weight, bias, stride, padding, dilation, groups)
+
+
+def _cudnn(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Tensor:
+    """The host's way around a memory fault of PyTorch's 3-D convolution on NVIDIA cards."""
+    return torch.cudnn_convolution(
+        x, weight, padding, stride, dilation, groups, benchmark=False, deterministic=False, allow_tf32=True
+    )
+
+
+@rule("interpolate")
+def _interpolate(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    names = ("input", "size", "scale_factor", "mode")
+    given = {"size": None, "scale_factor": None, "mode": "nearest"} | dict(zip(names, args)) | kwargs
+    node = picture(args[0].node)
+    if node is None or given["mode"] not in ("nearest", "nearest-exact"):
+        return NotImplemented
+    spatial = len(node.shape) - 2
+    if given["size"] is not None:
+        size = per_dim(given["size"], spatial)
+        if size is None or len(size) != spatial or size[-2] % node.rows.count:
+            return NotImplemented
+        return _resized(recorder, node, size, given["mode"])
+    scale = given["scale_factor"]
+    factors = tuple(scale) if isinstance(scale, (tuple, list)) else (scale,) * spatial
+    if any(factor != int(factor) or factor < 1 for factor in factors):
+        return NotImplemented
+    return _finer(recorder, node, functional.interpolate, (), {"scale_factor": scale, "mode": given["mode"]}, factors)
+
+
+def _resized(recorder: Recorder, node: Node, size: tuple[int, ...], mode: str) -> Any:
+    """To a named size, of which a strip has its share of rows."""
+    factor = size[-2] // node.rows.count
+
+    def resize(x: Tensor) -> Tensor:
+        return functional.interpolate(x, size=(*size[:-2], x.shape[-2] * factor, size[-1]), mode=mode)
+
+    return _finer(recorder, node, resize, (), {}, (1,) * (len(size) - 2) + (factor, 1))
+
+
+def _finer(recorder: Recorder, node: Node, function: Rule, args: Any, kwargs: Any, factors: Sequence[Any]) -> Any:
+    likeness = function(stand_in(node), *args, **kwargs)
+    factor = int(factors[-2])
+    doubles = len(node.shape) == 4 and tuple(factors) == (2, 2)
+    nearest = doubles and function is functional.interpolate
+    op = Finer(function, (Source(0), *args), kwargs, factor=factor, nearest=nearest)
+    rows = Rows(node.rows.dim, node.rows.count * factor)
+    return Recorded(Node(op, (node,), likeness.shape, node.dtype, node.device, rows), recorder)
+
+
+@rule("pixel_shuffle")
+def _pixel_shuffle(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    factor = kwargs.get("upscale_factor", args[1] if len(args) > 1 else None)
+    node = picture(args[0].node)
+    if node is None:
+        return NotImplemented
+    return _finer(recorder, node, functional.pixel_shuffle, (factor,), {}, (factor, factor))
+
+
+@rule("pixel_unshuffle")
+def _pixel_unshuffle(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    factor = kwargs.get("downscale_factor", args[1] if len(args) > 1 else None)
+    return _coarser(recorder, functional.pixel_unshuffle, args[0].node, (factor,), factor)
+
+
+@rule("avg_pool2d", "max_pool2d", "avg_pool3d", "max_pool3d")
+def _pool(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    names = ("input", "kernel_size", "stride", "padding")
+    given = {"stride": None, "padding": 0} | dict(zip(names, args)) | kwargs
+    kernel, stride, padding = given["kernel_size"], given["stride"], given["padding"]
+    if len(args) > 4 or set(given) > {*names} or stride not in (None, kernel) or padding not in (0, (0, 0), (0, 0, 0)):
+        return NotImplemented
+    factor = kernel if isinstance(kernel, int) else kernel[-2]
+    return _coarser(recorder, getattr(functional, name), args[0].node, (kernel,), factor)
+
+
+def _coarser(recorder: Recorder, function: Rule, node: Node, args: Any, factor: Any) -> Any:
+    source = picture(node)
+    if source is None or source.rows.count % factor:
+        return NotImplemented
+    likeness = function(stand_in(source), *args)
+    op = Coarser(function, (Source(0), *args), {}, factor=factor)
+    rows = Rows(source.rows.dim, source.rows.count // factor)
+    return Recorded(Node(op, (source,), likeness.shape, source.dtype, source.device, rows), recorder)
+
+
+@rule("pad")
+def _pad(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    names = ("input", "pad", "mode", "value")
+    given = {"mode": "constant", "value": None} | dict(zip(names, args)) | kwargs
+    node = picture(args[0].node)
+    pads = tuple(given["pad"])
+    if node is None or given["mode"] not in ("constant", "replicate", "reflect") or min(pads) < 0:
+        return NotImplemented
+    if given["mode"] == "reflect" and max(pads[2:4], default=0) >= node.rows.count:
+        return NotImplemented
+    if not any(pads):
+        return args[0]
+    pads += (0,) * (2 * (len(node.shape) - 2) - len(pads))
+    shape = list(node.shape)
+    for index in range(len(pads) // 2):
+        shape[-1 - index] += pads[2 * index] + pads[2 * index + 1]
+    rows = Rows(node.rows.dim, shape[node.rows.dim])
+    op = Pad(pads, given["mode"], given["value"])
+    return Recorded(Node(op, (node,), shape, node.dtype, node.device, rows), recorder)
