@@ -79,3 +79,13 @@ def device_context(device: torch.device) -> AbstractContextManager[object]:
     """Makes ``device`` the current one where the host does so (several GPUs); hosts before 0.24 do not."""
     context = getattr(comfy.model_management, "cuda_device_context", None)
     return context(device) if context is not None else contextlib.nullcontext()
+
+
+def show_on_node(text: str) -> None:
+    """A line on the face of the node that executes, where a server shows one."""
+    from server import PromptServer  # there only once the host's server is
+
+    server = getattr(PromptServer, "instance", None)
+    node = executing_node()[1]
+    if server is not None and node and hasattr(server, "send_progress_text"):
+        server.send_progress_text(text, node)

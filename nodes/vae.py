@@ -17,9 +17,9 @@ def _settings_inputs() -> list[io.Input]:
             "method",
             options=list(METHOD_CHOICES),
             default="auto",
-            tooltip="auto: in one piece where that fits the budget (the stock result), else feathered."
-            " exact: not in this version. feathered: overlapping tiles blended in one pass, approximate"
-            " (core runs three passes).",
+            tooltip="auto: in one piece where that fits the budget (bit for bit the stock result), else exact."
+            " exact: in strips of rows with the whole picture's statistics and attention: the same result up to float"
+            " rounding, no seams. feathered: overlapping tiles blended in one pass, approximate.",
         ),
         io.Float.Input(
             "vram_budget_gb",
@@ -28,8 +28,9 @@ def _settings_inputs() -> list[io.Input]:
             max=1024.0,
             step=0.1,
             advanced=True,
-            tooltip="What one tile may need, in GB of 2^30 bytes, by the host's estimate. 0: the card's total minus the"
-            " host's reserve.",
+            tooltip="What the VAE may need, weights included, in GB of 2^30 bytes. A smaller budget means lower"
+            " strips, then maps computed again instead of stored; too small a one is an error that names the least."
+            " 0: the card's total minus the host's reserve.",
         ),
         io.Int.Input(
             "tile_size",
@@ -38,8 +39,8 @@ def _settings_inputs() -> list[io.Input]:
             max=16384,
             step=32,
             advanced=True,
-            tooltip="Side of a tile in pixels of the picture. 0: the largest that fits the budget. auto uses it only"
-            " where the whole does not fit.",
+            tooltip="exact: height of a strip in pixels of the picture (the result is the same at any height)."
+            " feathered: side of a tile. 0: by the budget. auto uses it only where the whole does not fit.",
         ),
         io.Int.Input(
             "overlap",
@@ -48,7 +49,7 @@ def _settings_inputs() -> list[io.Input]:
             max=4096,
             step=8,
             advanced=True,
-            tooltip="Pixels neighbouring tiles share, at least. An image VAE sees about 140 px around a pixel: more"
+            tooltip="feathered only: pixels neighbouring tiles share, at least. An image VAE sees about 140 px around a pixel: more"
             " overlap, fainter seams, more work.",
         ),
         io.Combo.Input(
@@ -56,7 +57,7 @@ def _settings_inputs() -> list[io.Input]:
             options=list(FEATHERS),
             default="cosine",
             advanced=True,
-            tooltip="How neighbours fade into each other over the overlap.",
+            tooltip="feathered only: how neighbours fade into each other over the overlap.",
         ),
         io.Int.Input(
             "temporal_size",
@@ -64,8 +65,8 @@ def _settings_inputs() -> list[io.Input]:
             min=0,
             max=16384,
             advanced=True,
-            tooltip="Video: frames of a tile, rounded up to latent frames. 0: all frames, unless even the smallest"
-            " tile would not fit.",
+            tooltip="feathered only, video: frames of a tile, rounded up to latent frames. 0: all frames, unless even"
+            " the smallest tile would not fit. exact needs no tiles in time.",
         ),
         io.Int.Input(
             "temporal_overlap",
@@ -73,7 +74,7 @@ def _settings_inputs() -> list[io.Input]:
             min=0,
             max=4096,
             advanced=True,
-            tooltip="Video: frames neighbouring tiles share. A latent frame is 4 frames in Wan, 8 in LTX-Video.",
+            tooltip="feathered only, video: frames neighbouring tiles share. A latent frame is 4 frames in Wan, 8 in LTX-Video.",
         ),
         io.Int.Input(
             "batch_slice",
@@ -88,7 +89,8 @@ def _settings_inputs() -> list[io.Input]:
             options=list(STORE_CHOICES),
             default="same",
             advanced=True,
-            tooltip="Storage between the strips of the exact method; has no part in the feathered one.",
+            tooltip="exact only: how maps are kept for later strips. float16 halves them for a float32 VAE, which is"
+            " then near-exact (about 70 dB); without effect on a VAE that runs in 16 bits.",
         ),
     ]
 
@@ -97,7 +99,7 @@ class HeadroomVAE(io.ComfyNode):
     """A VAE that encodes and decodes within a memory budget. Every node behind it profits: inpainting,
     image-to-video, detailers, the stock decode; bypass it and the graph is the stock graph again.
 
-    The tiled stock nodes behind it use its tiles, not their own."""
+    The tiled stock nodes behind it use its method, not their own tiles."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -118,7 +120,7 @@ class HeadroomVAE(io.ComfyNode):
 
 class HeadroomVAEDecode(io.ComfyNode):
     """Decodes a latent within a memory budget: a shortcut to Low-Memory VAE with a decode behind it. With a
-    progress bar, a preview tile by tile, and cancel after each tile."""
+    progress bar, a preview as it grows, and cancel after each strip."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
