@@ -10,6 +10,8 @@ network gets a *skeleton*, near-identity weights that carry a few signals from i
 (the colours of a picture, the channels of a latent), and *branches*, random weights that disturb them by a
 known amount. A photograph survives encoding and decoding, a sampler ends at latents of about unit size, and
 a change in any layer shows in the result.
+
+One network is trained: the decoder of the Stable Diffusion autoencoder (train_decoder.py).
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 Shape = tuple[int, ...]
@@ -40,7 +42,7 @@ Rules = Sequence[tuple[str, Draw]]
 Weights = dict[str, Tensor]
 
 # What a kernel of three does along one axis.
-CENTRE, LAST = (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
+FIRST, CENTRE, LAST = (1.0, 0.0, 0.0), (0.0, 1.0, 0.0), (0.0, 0.0, 1.0)
 BINOMIAL = (0.25, 0.5, 0.25)
 FIRST_TWO, LAST_TWO = (0.5, 0.5, 0.0), (0.0, 0.5, 0.5)
 
@@ -49,6 +51,8 @@ OPPONENT = torch.tensor([[1.0, 1.0, 1.0], [1.0, 0.0, -1.0], [1.0, -2.0, 1.0]])
 OPPONENT = OPPONENT / OPPONENT.norm(dim=1, keepdim=True)
 OPPONENT_GAIN = torch.tensor([1.1, 3.0, 3.0])
 COLOURS, CARRIERS = 3, 4  # the fourth carrier is constant
+
+TRAINED = Path(__file__).resolve().parent / "weights" / "sd_decoder.safetensors"
 
 
 # ------------------------------------------------------------------------------------------ drawing numbers
@@ -232,29 +236,109 @@ def image_vae_rules(scale: LatentScale, decoder_channels: int) -> Rules:
     )
 
 
-def image_vae(latent: str, channels: int, quantised: bool, patched: bool = False) -> Weights:
-    """A two-dimensional autoencoder; the loader pins the encoder's width of 128 and, where it is old, the decoder's."""
+def image_vae_module(channels: int, quantised: bool, patched: bool = False, narrow: int = 32) -> Any:
+    """The host's module; the loader pins the encoder's width of 128 and, where it is old, the decoder's."""
     package, layers = "comfy.ldm.models.autoencoder", "comfy.ldm.modules.diffusionmodules.model"
     pins_decoder = "decoder_ddconfig" not in inspect.getsource(host(package))
-    decoder_channels = 128 if pins_decoder else 32
     base = {
         "double_z": True, "z_channels": channels, "resolution": 256, "in_channels": 3, "out_ch": 3, "ch": 128,
         "ch_mult": [1, 2, 4, 4], "num_res_blocks": 2, "attn_resolutions": [], "dropout": 0.0,
     }  # fmt: skip
     base |= {"batch_norm_latent": True} if patched else {}
-    decoder = base | {"ch": decoder_channels}
+    decoder = base if pins_decoder else base | {"ch": narrow}
     if quantised:
         separate = {} if pins_decoder else {"decoder_ddconfig": decoder}
-        module = host(package).AutoencoderKL(ddconfig=base, embed_dim=channels, **separate)
-    else:
-        module = host(package).AutoencodingEngine(
-            regularizer_config={"target": f"{package}.DiagonalGaussianRegularizer"},
-            encoder_config={"target": f"{layers}.Encoder", "params": base},
-            decoder_config={"target": f"{layers}.Decoder", "params": decoder},
-        )
+        return host(package).AutoencoderKL(ddconfig=base, embed_dim=channels, **separate)
+    return host(package).AutoencodingEngine(
+        regularizer_config={"target": f"{package}.DiagonalGaussianRegularizer"},
+        encoder_config={"target": f"{layers}.Encoder", "params": base},
+        decoder_config={"target": f"{layers}.Decoder", "params": decoder},
+    )
+
+
+def image_vae(latent: str, channels: int, quantised: bool, patched: bool = False) -> Weights:
+    """A two-dimensional autoencoder."""
+    module = image_vae_module(channels, quantised, patched)
     unit = LatentScale(torch.zeros(channels), torch.ones(channels))  # what the batch norm of Flux.2 makes of them
     scale = unit if patched else latent_scale(latent, channels)
-    return fill(module, image_vae_rules(scale, decoder_channels))
+    return fill(module, image_vae_rules(scale, module.decoder.conv_out.weight.shape[1]))
+
+
+# What the four latents of the trained autoencoder say about eight pixels square, of which the colours of four
+# quadrants are averaged: one quadrant is seen in red, one in blue, two in green, as a camera's sensor does it (no
+# four linear measures that were tried keep more), and then brightness is told from colour and from detail.
+SEEN_COLOUR = torch.tensor([1, 0, 2, 1])  # of the quadrants, row by row
+SENSOR = torch.tensor([[0.5, 0.5, 0.5, 0.5], [0.0, 1.0, -1.0, 0.0], [0.5, -0.5, -0.5, 0.5], [1.0, 0.0, 0.0, -1.0]])
+SENSOR_GAIN = torch.tensor([1.0, 2.5, 5.0, 4.0])  # makes latents of about unit size of photographs
+SENSOR_FLOOR, SENSOR_BRANCH = 8.0, 0.15
+
+
+def sensor_taps() -> Tensor:
+    """From the colours of two by two quadrants to the latents: (latents, colours, rows, columns)."""
+    taps = torch.zeros(LATENT, COLOURS, 4)
+    taps[:, SEEN_COLOUR, torch.arange(4)] = SENSOR_GAIN[:, None] * SENSOR
+    return taps.view(LATENT, COLOURS, 2, 2)
+
+
+def sensor_fold(width: int) -> Tensor:
+    """The last downsampling: the colours and the constant become the latents and the constant."""
+    weight = torch.zeros(width, width, 3, 3)
+    for _, y, x in corners(1, 2, 2):
+        fold = torch.zeros(LATENT + 1, CARRIERS)
+        fold[:LATENT, :COLOURS] = sensor_taps()[:, :, y, x]
+        fold[-1, -1] = 0.25
+        matrix = code(width, LATENT + 1) @ fold @ read(width, CARRIERS)
+        weight += convolution(matrix, (FIRST, CENTRE)[y], (FIRST, CENTRE)[x])
+    return weight
+
+
+def sensor_rules(scale: LatentScale) -> Rules:
+    """The encoder that the trained decoder inverts.
+
+    The last norm divides by the size of what it sees. Beside a strong constant that is nearly the same for every
+    picture, so that bright and pale pictures keep their contrast.
+    """
+    usual = math.sqrt((SENSOR_FLOOR**2 + LATENT) / (LATENT + 1))
+    means = scale.deviation[:, None] * (2 * usual * read(512, LATENT + 1)[:LATENT])
+    no_variance = torch.full_like(scale.mean, -10.0)
+    return (
+        (r"encoder\.conv_in\.weight", fixed(convolution(code(128, CARRIERS)[:, :COLOURS], CENTRE, CENTRE), 0.02)),
+        (r"encoder\.conv_in\.bias", around(SENSOR_FLOOR * code(128, CARRIERS)[:, COLOURS], 0.02)),
+        (r"encoder\.down\.2\.downsample\.conv\.weight", fixed(sensor_fold(512), 0.02)),
+        (r"encoder\.conv_out\.weight", fixed(convolution(torch.cat([means, 0 * means]), CENTRE, CENTRE), 0.02)),
+        (r"encoder\.conv_out\.bias", around(torch.cat([scale.mean, no_variance]), 0.0)),
+        (r"^quant_conv\.weight", fixed(torch.eye(2 * LATENT))),
+        (r"^quant_conv\.bias", around(0.0, 0.0)),
+        (r"downsample\.conv\.weight", relay(FIRST_TWO, FIRST_TWO, jitter=0.02)),
+        (r"nin_shortcut\.weight", relay((1.0,), (1.0,), jitter=0.02)),
+        (r"conv2\.weight", noise(SENSOR_BRANCH)),
+        (r"attn_1\.[qk]\.weight", noise(1.5)),
+        (r"attn_1\.proj_out\.weight", noise(SENSOR_BRANCH)),
+    )
+
+
+def widened(key: str, tensor: Tensor, shape: Shape) -> Tensor:
+    """A layer of the trained decoder with every channel several times in a row, as often as ``shape`` has room for.
+
+    Groups keep their means and deviations, so the network computes what it did before. (Attention divides by the root
+    of the width, which has grown.)
+    """
+    outputs = shape[0] // tensor.shape[0]
+    wide = tensor.float().repeat_interleave(outputs, 0)
+    if tensor.dim() > 1:
+        inputs = shape[1] // tensor.shape[1]
+        wide = wide.repeat_interleave(inputs, 1) / inputs
+    if "attn_1.q." in key:
+        wide = wide / math.sqrt(outputs)
+    return wide.to(torch.float16)
+
+
+def vae_sd() -> Weights:
+    """The autoencoder of Stable Diffusion: a drawn encoder, and the decoder that train_decoder.py trained for it."""
+    module = image_vae_module(LATENT, quantised=True, narrow=64)
+    state, weights = module.state_dict(), fill(module, sensor_rules(latent_scale("SD15", LATENT)))
+    trained = load_file(TRAINED)
+    return weights | {key: widened(key, tensor, tuple(state[key].shape)) for key, tensor in trained.items()}
 
 
 WAN_BRANCH, WAN_CONTRAST = 0.35, 1.25
@@ -627,10 +711,6 @@ def sd15() -> Weights:
         "cond_stage_model.transformer.": clip_l(),
     }
     return {prefix + key: tensor for prefix, part in parts.items() for key, tensor in part.items()}
-
-
-def vae_sd() -> Weights:
-    return image_vae("SD15", 4, quantised=True)
 
 
 MODELS = (

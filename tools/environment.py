@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -169,7 +170,7 @@ def _make_python(comfyui: Path) -> Path:
 
 def _make_models(python: Path, comfyui: Path, version: str) -> Path:
     """The cached checkpoints for a host, generated if need be."""
-    script = TOOLS / "checkpoints.py"
+    script, trained = TOOLS / "checkpoints.py", TOOLS / "weights" / "sd_decoder.safetensors"
     # The host's own `server` must win over ours, and a user's tree stays as it is.
     variables = {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -180,5 +181,6 @@ def _make_models(python: Path, comfyui: Path, version: str) -> Path:
             if status := run_logged(command, log, stage, str.strip, variables):
                 raise SetupError(f"{script.name} ended with status {status}: its full output is in {log}.")
 
-    name = f"models-{cache.key(version, script.read_text(encoding='utf-8'))}"
+    digest = hashlib.sha256(trained.read_bytes()).hexdigest()
+    name = f"models-{cache.key(version, script.read_text(encoding='utf-8'), digest)}"
     return cache.cached(name, "the small checkpoints", MODELS_GB, build)

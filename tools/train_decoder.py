@@ -1,0 +1,334 @@
+"""Train the decoder of the small Stable Diffusion autoencoder, on photographs that Python packages bring along.
+
+    PYTHON -m tools.train_decoder --comfyui HOST [--steps 4000] [--minutes 60] [--bf16]
+
+in the root of the checkout; `python3 -m tools env` says which PYTHON and HOST. Two of the photographs are in
+scikit-learn's package, which that Python lacks (`pip install scikit-learn`, or put it on PYTHONPATH); nothing is
+downloaded. A run that was interrupted goes on where it wrote its state last.
+
+The encoder stays the drawn one of checkpoints.py. Beside its small disturbances it is an affine map of known form, so
+that is fitted once and training never runs the encoder; the figures are those of the host's own, though. The loss is
+an L1 norm of pixels and of differences between neighbours: no network judges the pictures.
+
+GroupNorm makes 32 groups and takes a mean from each. Of 32 channels nothing of a flat picture would be left, so the
+decoder has 64 at full resolution, and learns with a larger epsilon there: two channels per group would still lose how
+large they are. For the host, whose epsilon is 1e-6, what those norms see is made smaller by a factor when it is
+written, which comes to the same. Below full resolution the host wants twice as many channels as are trained (and an
+older host more throughout): each is repeated when a checkpoint is written (`checkpoints.widened`), to the same effect.
+
+The committed weights: `--steps 4000 --minutes 38 --bf16`, one thread of a busy machine, out of time after 3443 steps.
+Through the host's encoder, PSNR and SSIM are 27.84 dB and 0.775 for chelsea, which was held out; 24.84 dB and 0.691
+for coffee and 24.22 dB and 0.762 for astronaut, which were not. Pictures are soft, as 4 numbers for 192 make them.
+
+Photographs of scikit-image: CC0 or in the public domain (astronaut and hubble by NASA, rocket by SpaceX, coffee by
+Rachel Michetti, chelsea by Stefan van der Walt, camera by Lav Varshney, retina by Mikael Häggström, brick, grass and
+gravel of CC0Textures). Photographs of scikit-learn: CC BY 2.0, china by danielbuechele, flower by vultilion (both on
+Flickr).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import math
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from . import checkpoints
+
+PACK = Path(__file__).resolve().parent.parent
+SKIMAGE = ("astronaut.png", "coffee.png", "rocket.jpg", "hubble_deep_field.jpg", "retina.jpg", "camera.png")
+TEXTURES = ("brick.png", "grass.png", "gravel.png")
+SKLEARN = ("china.jpg", "flower.jpg")
+HELD_OUT = "chelsea.png"
+JUDGED = (HELD_OUT, "coffee.png", "astronaut.png")
+SIZES = ((64, 4), (96, 2), (128, 1), (128, 1), (160, 1), (224, 1))  # of a crop, and how many of them make a step
+WARM_UP, EMA, SNAPSHOT_SECONDS = 100, 0.998, 240.0
+
+LATENT_FACTOR = 0.18215
+BEGIN_SMALL = re.compile(r"(conv2|proj_out|upsample\.conv)\.weight")
+EPS, HOST_EPS = 0.25, 1e-6  # of the norms at full resolution
+THEY_SEE = re.compile(r"decoder\.up\.(1\.upsample\.conv|0\.block\.\d\.conv2)\.")
+SAME_WIDTH = "decoder.up.0.block.0.nin_shortcut"  # the host's widths differ there, those trained do not
+
+
+def load_photograph(package: str, folder: str, name: str) -> Tensor:
+    """A picture out of a package's folder, found without importing it: (1, 3, height, width) from -1 to 1."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise FileNotFoundError(f"{package} is not installed: {name} is one of its pictures")
+    with Image.open(Path(spec.submodule_search_locations[0]) / folder / name) as picture:
+        pixels = torch.from_numpy(np.array(picture.convert("RGB")))
+    height, width = (size // 8 * 8 for size in pixels.shape[:2])
+    return pixels[:height, :width].movedim(-1, 0)[None].float() / 127.5 - 1
+
+
+def load_photographs() -> dict[str, Tensor]:
+    """Those to train with and the one held out."""
+    found = {name: load_photograph("skimage", "data", name) for name in (*SKIMAGE, *TEXTURES, HELD_OUT)}
+    return found | {name: load_photograph("sklearn", "datasets/images", name) for name in SKLEARN}
+
+
+class Crops:
+    """Draws what to train with: pieces of photographs at several scales, turned over and in other light."""
+
+    def __init__(self, photographs: dict[str, Tensor], rng: torch.Generator) -> None:
+        self.photographs, self.rng = list(photographs.values()), rng
+        odds = {name: 0.5 if name in TEXTURES else 1.0 for name in photographs}
+        self.odds = torch.tensor(list(odds.values()))
+
+    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
+        return low + (high - low) * torch.rand(shape, generator=self.rng)
+
+    def number(self, low: float, high: float) -> float:
+        return float(self.uniform(low, high))
+
+    def batch(self) -> Tensor:
+        size, count = SIZES[int(self.number(0, len(SIZES)))]
+        pieces = [self.field(size) if self.number(0, 1) < 0.1 else self.piece(size) for _ in range(count)]
+        return torch.cat(pieces).clamp(-1, 1)
+
+    def piece(self, size: int) -> Tensor:
+        photograph = self.photographs[int(torch.multinomial(self.odds, 1, generator=self.rng))]
+        shortest = min(photograph.shape[-2:])
+        source = min(shortest, round(size * 2 ** self.number(-0.6, 1.2)))
+        top, left = (int(self.number(0, length - source + 1)) for length in photograph.shape[-2:])
+        piece = photograph[..., top : top + source, left : left + source]
+        piece = F.interpolate(piece, (size, size), mode="bicubic", antialias=True)
+        piece = piece.flip(-1) if self.number(0, 1) < 0.5 else piece
+        piece = piece.transpose(-1, -2) if self.number(0, 1) < 0.25 else piece
+        grey = piece.mean(1, keepdim=True)
+        piece = grey + (piece - grey) * self.number(0.6, 1.4)
+        gain = self.uniform(0.75, 1.15, 1, 3, 1, 1) * self.number(0.8, 1.1)
+        return piece * gain + self.uniform(-0.15, 0.15, 1, 3, 1, 1)
+
+    def field(self, size: int) -> Tensor:
+        """Smooth random colours, down to a flat one: what latents that no encoder made should look like."""
+        field = self.uniform(-0.7, 0.7, 1, 3, 1, 1)
+        for coarse in (32, 16, 8, 4):
+            grid = torch.randn(1, 3, size // coarse, size // coarse, generator=self.rng)
+            grid = grid * 0.4 + grid.mean(1, keepdim=True)
+            field = field + self.number(-0.2, 0.3) * F.interpolate(grid, (size, size), mode="bicubic")
+        return field
+
+
+def sensor(pictures: Tensor) -> Tensor:
+    """What the encoder sees of a picture, without its disturbances."""
+    return F.conv2d(F.avg_pool2d(pictures, 4), checkpoints.sensor_taps(), stride=2)
+
+
+class Encoder:
+    """The host's encoder for figures, and for training its fit as an affine map of what it sees."""
+
+    def __init__(self, photographs: dict[str, Tensor]) -> None:
+        self.module = checkpoints.image_vae_module(4, quantised=True)
+        scale = checkpoints.latent_scale("SD15", 4)
+        weights = checkpoints.fill(self.module, checkpoints.sensor_rules(scale))
+        self.module.load_state_dict({key: value.float() for key, value in weights.items()})
+        middles = [picture[..., :256, :256] for name, picture in photographs.items() if name not in TEXTURES]
+        seen = torch.cat([F.pad(sensor(picture), (0, 0, 0, 0, 0, 1), value=1.0) for picture in middles])
+        given = torch.cat([self.real(picture) for picture in middles])
+        flat = [latents.movedim(1, 0).flatten(1).T for latents in (seen, given)]
+        self.matrix = torch.linalg.lstsq(*flat).solution.T[..., None, None]
+
+    @torch.no_grad()
+    def real(self, picture: Tensor) -> Tensor:
+        latents = self.module.encode(picture)
+        return latents[0] if isinstance(latents, tuple) else latents
+
+    def fitted(self, pictures: Tensor) -> Tensor:
+        return F.conv2d(sensor(pictures), self.matrix[:, :-1], self.matrix[:, -1, 0, 0])
+
+
+def paired_code(channels: int, rng: torch.Generator) -> Tensor:
+    """Like `checkpoints.code`, each channel beside its negative."""
+    basis = torch.linalg.qr(torch.randn(channels // 2, 4, generator=rng)).Q * math.sqrt(channels / 8)
+    return torch.stack([basis, -basis], dim=1).flatten(0, 1)
+
+
+def new_decoder(rng: torch.Generator) -> nn.Module:
+    """The host's decoder at the widths 64, 64, 128 and 128, to begin with one that blurs: branches do next to nothing.
+
+    Latents are carried through, each channel's negative its neighbour in a group, so that no norm takes a mean away.
+    """
+    layers = checkpoints.host("comfy.ldm.modules.diffusionmodules.model")
+    decoder = layers.Decoder(
+        ch=64, ch_mult=(1, 1, 2, 2), z_channels=4, resolution=256, in_channels=3, out_ch=3, num_res_blocks=2,
+        attn_resolutions=[], dropout=0.0,
+    )  # fmt: skip
+    model = nn.ModuleDict({"decoder": decoder, "post_quant_conv": nn.Conv2d(4, 4, 1)})
+    for key, value in model.state_dict().items():
+        if value.dim() == 1:
+            value.fill_(1.0 if "norm" in key and key.endswith("weight") else 0.0)
+        else:
+            value.copy_(torch.randn(value.shape, generator=rng) * (0.01 if BEGIN_SMALL.search(key) else 1.0))
+            value /= math.sqrt(value[0].numel())
+    codes = {width: paired_code(width, rng) for width in (64, 128)}
+    colours = torch.linalg.pinv(checkpoints.sensor_taps().sum((2, 3)))
+    flat, smooth = [checkpoints.CENTRE] * 2, [checkpoints.BINOMIAL] * 2
+    given = {
+        "post_quant_conv.weight": torch.eye(4)[..., None, None] * LATENT_FACTOR,
+        "decoder.conv_in.weight": checkpoints.convolution(codes[128], *flat),
+        "decoder.up.1.block.0.nin_shortcut.weight": (codes[64] @ codes[128].T * (4 / 128))[..., None, None],
+        "decoder.conv_out.weight": checkpoints.convolution(2 * (4 / 64) * colours @ codes[64].T, *flat),
+    } | {
+        f"decoder.up.{level}.upsample.conv.weight": checkpoints.convolution(torch.eye(width), *smooth)
+        for level, width in ((1, 64), (2, 128), (3, 128))
+    }
+    for key, value in given.items():
+        drawn = model.state_dict()[key]
+        drawn.copy_(drawn + value if "upsample" in key else value)
+    for norm in (*(block.norm1 for block in decoder.up[0].block), decoder.norm_out):
+        norm.eps = EPS
+    return model
+
+
+def decode(model: Any, latents: Tensor) -> Tensor:
+    pictures: Tensor = model["decoder"](model["post_quant_conv"](latents))
+    return pictures.float()
+
+
+def loss_of(result: Tensor, target: Tensor) -> Tensor:
+    """Of pixels, and of differences along rows and columns, which a blurred edge gets wrong."""
+    error = result - target
+    across, down = error.diff(dim=-1), error.diff(dim=-2)
+    return error.abs().mean() + 0.5 * (across.abs().mean() + down.abs().mean())
+
+
+def disturbed(latents: Tensor, crops: Crops) -> Tensor:
+    """Latents that a sampler made are never as clean as the encoder's: most get some noise."""
+    strength = (crops.uniform(-0.08, 0.12, len(latents), 1, 1, 1)).clamp(min=0)
+    noise = torch.randn(latents.shape, generator=crops.rng)
+    return (latents * crops.uniform(0.97, 1.03, len(latents), 1, 1, 1)) + strength * noise / LATENT_FACTOR
+
+
+def judge(model: Any, judged: dict[str, tuple[Tensor, Tensor]]) -> dict[str, tuple[float, float]]:
+    """PSNR in dB and SSIM of whole photographs through the host's encoder and this decoder."""
+    from skimage.metrics import structural_similarity
+
+    figures = {}
+    for name, (picture, latents) in judged.items():
+        with torch.no_grad():
+            result = decode(model, latents).clamp(-1, 1)
+        psnr = -10 * math.log10(((result - picture) / 2).square().mean().item())
+        pair = [tensor[0].add(1).div(2).movedim(0, -1).numpy() for tensor in (result, picture)]
+        figures[name] = (round(psnr, 2), round(float(structural_similarity(*pair, channel_axis=-1, data_range=1.0)), 3))
+    return figures
+
+
+def write_weights(target: Path, model: nn.Module, seed: int, steps: int, figures: Any) -> None:
+    """The averaged weights in half precision, and where they come from."""
+    about = {
+        "script": "tools/train_decoder.py", "seed": seed, "steps": steps,
+        "photographs": [*SKIMAGE, *TEXTURES, *SKLEARN], "held_out": HELD_OUT, "psnr_ssim": figures,
+    }  # fmt: skip
+    same = {f"{SAME_WIDTH}.weight": torch.eye(64)[..., None, None], f"{SAME_WIDTH}.bias": torch.zeros(64)}
+    weights = {
+        key: (value * math.sqrt(HOST_EPS / EPS) if THEY_SEE.match(key) else value).half().contiguous()
+        for key, value in (model.state_dict() | same).items()
+    }
+    partial = target.with_name(target.name + ".partial")
+    save_file(weights, partial, {key: v if isinstance(v, str) else json.dumps(v) for key, v in about.items()})
+    partial.replace(target)
+
+
+class Training:
+    """Everything that goes on from one step to the next."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.rng = options, torch.Generator().manual_seed(options.seed)
+        photographs = load_photographs()
+        known = {name: picture for name, picture in photographs.items() if name != HELD_OUT}
+        self.encoder = Encoder(known)
+        self.judged = {name: (photographs[name], self.encoder.real(photographs[name])) for name in JUDGED}
+        self.model, self.average = new_decoder(self.rng), new_decoder(self.rng)
+        self.average.load_state_dict(self.model.state_dict())
+        self.crops = Crops(known, self.rng)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.99), weight_decay=1e-4)
+        self.parts: dict[str, Any] = {"model": self.model, "average": self.average, "optimizer": self.optimizer}
+        self.steps, self.seconds = 0, 0.0
+        self.losses: list[float] = []
+        if options.state.is_file():
+            state = torch.load(options.state)
+            self.steps, self.seconds = state["steps"], state["seconds"]
+            self.rng.set_state(state["rng"])
+            for name, part in self.parts.items():
+                part.load_state_dict(state[name])
+
+    def progress(self) -> float:
+        """By steps, which can be repeated, unless the time is up before."""
+        return min(1.0, max(self.steps / self.options.steps, self.seconds / (60 * self.options.minutes)))
+
+    def run(self) -> None:
+        """To the end; the weights so far are written every few minutes."""
+        tick = saved = time.monotonic()
+        while self.progress() < 1:
+            self.step()
+            now = time.monotonic()
+            self.seconds, tick = self.seconds + now - tick, now
+            if now - saved > SNAPSHOT_SECONDS:
+                self.snapshot()
+                saved = now
+        self.snapshot()
+
+    def step(self) -> None:
+        falling = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * self.progress()))
+        self.optimizer.param_groups[0]["lr"] = self.options.rate * min(1.0, (self.steps + 1) / WARM_UP) * falling
+        target = self.crops.batch()
+        latents = disturbed(self.encoder.fitted(target), self.crops)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.options.bf16):
+            result = decode(self.model, latents)
+        loss = loss_of(result, target)
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        new = 1 - min(EMA, (self.steps + 1) / (self.steps + 10))
+        with torch.no_grad():
+            for mean, parameter in zip(self.average.parameters(), self.model.parameters()):
+                mean.lerp_(parameter, new)
+        self.losses.append(loss.item())
+        self.steps += 1
+
+    def snapshot(self) -> None:
+        figures = judge(self.average, self.judged)
+        write_weights(self.options.out, self.average, self.options.seed, self.steps, figures)
+        state = {name: part.state_dict() for name, part in self.parts.items()}
+        torch.save(
+            state | {"steps": self.steps, "seconds": self.seconds, "rng": self.rng.get_state()}, self.options.state
+        )
+        spent, loss = f"{self.steps} steps, {self.seconds / 60:.1f} min", np.mean(self.losses[-300:])
+        print(f"{spent}, loss {loss:.4f}, PSNR and SSIM {figures}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--comfyui", type=Path, required=True, metavar="HOST", help="the ComfyUI folder")
+    parser.add_argument("--out", type=Path, default=checkpoints.TRAINED)
+    parser.add_argument("--state", type=Path, default=PACK / "output" / "train_decoder.pt", help="to go on from")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end earlier, the rate lowered in time")
+    parser.add_argument("--rate", type=float, default=2.5e-4)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, where the processor is built for it")
+    options = parser.parse_args()
+    checkpoints.enter_host(options.comfyui.resolve())
+    torch.set_num_threads(options.threads)
+    for target in (options.out, options.state):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    Training(options).run()
+
+
+if __name__ == "__main__":
+    main()
