@@ -151,22 +151,33 @@ class TestMemory:
         vae, latent = load_vae(name), latent_of(name, 320, 256)
         whole = vae.memory_used_decode(latent.shape, vae.vae_dtype)
         asked = spy_on_loading(monkeypatch)
-        settings = VAESettings(vram_budget_gb=whole / 2.5 / 2**30)
+        weights = int(vae.patcher.model_size())
+        settings = VAESettings(method="feathered", vram_budget_gb=(weights + whole / 2.5) / 2**30)
         result = low_memory_vae(vae, settings).decode(latent)
         assert asked[0] <= whole / 2.5
+        assert "feathered (approximate)" in last_lines()
         assert result.shape[-3:] == (320, 256, 3)
 
     def test_time_is_split_only_when_space_does_not_suffice(self) -> None:
         vae, latent = load_vae("ltx"), latent_of("ltx", 192, 192, cells=9)
         smallest_over_all_frames = vae.memory_used_decode((1, 128, 9, 4, 4), vae.vae_dtype)
-        low_memory_vae(vae, VAESettings(vram_budget_gb=1.01 * smallest_over_all_frames / 2**30)).decode(latent)
+        weights = int(vae.patcher.model_size())
+
+        def decode_within(work: float) -> None:
+            settings = VAESettings(method="feathered", vram_budget_gb=(weights + work) / 2**30)
+            low_memory_vae(vae, settings).decode(latent)
+
+        decode_within(1.01 * smallest_over_all_frames)
         assert "tiles of 65 x 128 x 128 frames x px" in last_lines()
-        low_memory_vae(vae, VAESettings(vram_budget_gb=0.6 * smallest_over_all_frames / 2**30)).decode(latent)
+        decode_within(0.6 * smallest_over_all_frames)
         assert "tiles of 65 x" not in last_lines()
 
     def test_a_budget_no_tile_meets_is_said(self) -> None:
-        low_memory_vae(load_vae("sd"), VAESettings(vram_budget_gb=0.001)).decode(latent_of("sd", 256, 256))
+        settings = VAESettings(method="feathered", vram_budget_gb=0.001)
+        low_memory_vae(load_vae("sd"), settings).decode(latent_of("sd", 256, 256))
         assert "raise vram_budget_gb" in last_lines()
+        with pytest.raises(ValueError, match=r"vram_budget_gb: 0\.001 GB is less than .* raise vram_budget_gb"):
+            low_memory_vae(load_vae("sd"), VAESettings(vram_budget_gb=0.001)).decode(latent_of("sd", 256, 256))
 
     def test_out_of_memory_leads_to_smaller_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
         vae, latent = load_vae("sd"), latent_of("sd", 256, 256)
@@ -260,14 +271,13 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("settings", "sentence"),
         [
-            ({"method": "exact"}, "method: 'exact' is not part of this version"),
             ({"tile_size": 128, "overlap": 128}, r"overlap \(128\) must be smaller than tile_size \(128\)"),
             ({"temporal_size": 8, "temporal_overlap": 9}, r"temporal_overlap \(9\) must be smaller than temporal_size"),
         ],
     )
     def test_settings(self, settings: dict, sentence: str) -> None:
         with pytest.raises(ValueError, match=sentence):
-            low_memory_vae(load_vae("sd"), VAESettings(**settings))
+            low_memory_vae(load_vae("sd"), VAESettings(method="feathered", **settings))
 
     @pytest.mark.parametrize(
         ("shape", "sentence"),

@@ -86,6 +86,13 @@ class TestIdentity:
 
 
 class TestReport:
+    def test_exact_strips_are_said(self, client: Client) -> None:
+        result = client.run(with_headroom(seed=12, side=256, vae={"method": "exact", "tile_size": 32}))
+        report = report_of(result)
+        assert "exact: " in report
+        assert " passes, planned peak " in report
+        assert "feathered" not in report
+
     def test_what_ran_is_said(self, client: Client) -> None:
         result = client.run(with_headroom(seed=11, vae={"method": "feathered", "tile_size": 64, "overlap": 32}))
         report = report_of(result)
@@ -157,8 +164,16 @@ class TestBadInput:
                 {},
                 "start_percent (0.9) must be smaller than end_percent (0.1)",
             ),
-            ({}, {"tile_size": 128, "overlap": 128}, "overlap (128) must be smaller than tile_size (128)"),
-            ({}, {"method": "exact"}, "method: 'exact' is not part of this version"),
+            (
+                {},
+                {"method": "feathered", "tile_size": 128, "overlap": 128},
+                "overlap (128) must be smaller than tile_size (128)",
+            ),
+            (
+                {},
+                {"method": "exact", "vram_budget_gb": 0.001},
+                "vram_budget_gb: 0.001 GB is less than the 0.",
+            ),
         ],
     )
     def test_settings(self, client: Client, attention: dict, vae: dict, sentence: str) -> None:

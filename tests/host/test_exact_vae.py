@@ -1,0 +1,530 @@
+"""The exact method of Low-Memory VAE around every autoencoder that the host can load, in process."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import comfy.model_management as model_management
+import comfy.sd
+import pytest
+import torch
+from torch import Tensor
+
+from headroom.host.runs import LOG
+from headroom.host.vae import VAESettings, low_memory_vae
+from headroom.memory import Row
+from headroom.vae.exact import ExactRun
+
+from .autoencoders import AUTOENCODERS
+from .families import psnr
+
+EXACT = VAESettings(method="exact", tile_size=16, overlap=0)
+NEAR_ENOUGH = 90.0  # dB
+HEIGHT, WIDTH = 6, 5  # cells
+OUT_OF_MEMORY = torch.cuda.OutOfMemoryError
+
+# The functions that get whole maps, because strips do not follow them; any other, or another kind, is a regression.
+WHOLE_MAPS = {
+    ("mochi", "encode"): {"baddbmm", "bmm"},
+    ("cosmos", "decode"): {"bmm", "repeat_interleave"},
+    ("cosmos", "encode"): {"avg_pool3d", "bmm"},
+    ("stage_a", "decode"): {"conv_transpose2d"},
+    ("stage_c", "decode"): {"conv_transpose2d"},
+    ("stage_c", "encode"): {"adaptive_avg_pool2d"},
+    ("mage", "decode"): {"adaptive_avg_pool2d", "add", "cat", "mul"},
+    ("mage", "encode"): {"adaptive_avg_pool2d"},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    """Strips of maps as small as these gain nothing from a second thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def last_row() -> Row:
+    return LOG.rows("", "")[-1]
+
+
+def last_lines() -> str:
+    return "\n".join(last_row().lines + last_row().notices)
+
+
+def strips_and_passes() -> tuple[int, int]:
+    """Of the last run, by its report."""
+    found = re.search(r"exact(?:, float16 store)?: (\d+) strips in (\d+) passes", last_lines())
+    assert found, last_lines()
+    return int(found[1]), int(found[2])
+
+
+def decoded(vae: comfy.sd.VAE, latent: Tensor) -> Tensor:
+    """With the same noise for those that add some."""
+    torch.manual_seed(5)
+    return vae.decode(latent)
+
+
+def encoded(vae: comfy.sd.VAE, pixels: Tensor) -> Tensor:
+    torch.manual_seed(5)
+    return vae.encode(pixels)
+
+
+def exact(name: str, **settings: Any) -> comfy.sd.VAE:
+    return low_memory_vae(AUTOENCODERS[name].load(), replace(EXACT, **settings))
+
+
+@cache
+def input_of(name: str, way: str, cells: int | None = None) -> Tensor:
+    kind = AUTOENCODERS[name]
+    cells = cells or min(kind.cells, 2 if kind.video else 1)
+    if way == "decode":
+        return kind.latent(HEIGHT, WIDTH, cells_in_time=cells)
+    # Some pixels more than fill the cells: the host cuts them off.
+    more = min(3, kind.shrink - 1)
+    frames = 5 if name == "cogvideox" else kind.frames(cells)  # odd ones, of which none is left over
+    return kind.pixels(HEIGHT * kind.shrink + more, WIDTH * kind.shrink, frames=frames)
+
+
+def run(vae: comfy.sd.VAE, way: str, x: Tensor) -> Tensor:
+    return decoded(vae, x) if way == "decode" else encoded(vae, x)
+
+
+@cache
+def stock(name: str, way: str, cells: int | None = None) -> Tensor:
+    """The host's own result, untiled."""
+    return run(AUTOENCODERS[name].load(), way, input_of(name, way, cells))
+
+
+def goes_its_own_way(vae: comfy.sd.VAE) -> bool:
+    return bool(getattr(vae, "handles_tiling", False))
+
+
+def least_gb(name: str, x: Tensor) -> float:
+    """The least budget for a decode, as the error names it."""
+    with pytest.raises(ValueError, match=r"vram_budget_gb: 0\.001 GB is less than") as failure:
+        exact(name, tile_size=0, vram_budget_gb=1e-3).decode(x)
+    named = re.search(r"less than the ([\d.]+) GB", str(failure.value))
+    assert named
+    return float(named[1])
+
+
+@pytest.mark.parametrize("way", ["decode", "encode"])
+@pytest.mark.parametrize("name", AUTOENCODERS)
+def test_every_kind(name: str, way: str) -> None:
+    vae, x = AUTOENCODERS[name].load(), input_of(name, way)
+    expected = stock(name, way)
+    before = len(LOG.rows("", ""))
+    kind = AUTOENCODERS[name]
+    result = run(exact(name, tile_size=2 * (kind.reach if way == "decode" else kind.shrink)), way, x)
+    assert (result.shape, result.dtype) == (expected.shape, expected.dtype)
+    if goes_its_own_way(vae):
+        assert len(LOG.rows("", "")) == before
+        return
+    assert psnr(result, expected) >= NEAR_ENOUGH
+    assert last_row().notices == []
+    assert "exact: " in last_lines()
+    whole = re.search(r"whole maps, beyond the plan, for: (.*)", last_lines())
+    functions = set(re.sub(r" x\d+", "", whole[1]).split(", ")) if whole else set()
+    assert functions <= WHOLE_MAPS.get((name, way), set())
+    strips, passes = strips_and_passes()
+    if not functions:
+        assert strips > passes, "everything in one strip tests nothing"
+
+
+class TestVideo:
+    @pytest.mark.parametrize("cells", [1, 2, 3, 5])
+    @pytest.mark.parametrize("name", ["wan21", "wan22", "ltx"])
+    def test_frames(self, name: str, cells: int) -> None:
+        """T = 1, 5, 9, 17 frames for Wan, up to 33 for LTX-Video."""
+        kind = AUTOENCODERS[name]
+        expected = stock(name, "decode", cells)
+        result = decoded(exact(name, tile_size=kind.reach * 2), input_of(name, "decode", cells))
+        assert result.shape[1] == kind.frames(cells)
+        assert psnr(result, expected) >= NEAR_ENOUGH
+        error = (result - expected).double()[0]
+        steps = (error[1:] - error[:-1]).abs().mean((1, 2, 3))
+        per_cell = kind.frames(2) - 1
+        at_borders = torch.tensor([(frame % per_cell) == 0 for frame in range(len(steps))])
+        if at_borders.any() and not at_borders.all():
+            span = (expected.max() - expected.min()).item()
+            assert steps[at_borders].mean() <= 2 * steps[~at_borders].mean() + 1e-6 * span
+
+    @pytest.mark.parametrize("name", ["wan21", "wan22", "ltx"])
+    @pytest.mark.parametrize("cells", [1, 3])
+    def test_frames_encoded(self, name: str, cells: int) -> None:
+        result = encoded(exact(name), input_of(name, "encode", cells))
+        assert psnr(result, stock(name, "encode", cells)) >= NEAR_ENOUGH
+
+
+def in_dtype(name: str, dtype: torch.dtype) -> comfy.sd.VAE:
+    """The same autoencoder as the host would load it in another dtype."""
+    original = AUTOENCODERS[name].load()
+    vae = copy.copy(original)
+    vae.first_stage_model = copy.deepcopy(original.first_stage_model).to(dtype)
+    vae.vae_dtype = dtype
+    vae.patcher = type(original.patcher)(
+        vae.first_stage_model, load_device=original.patcher.load_device, offload_device=original.patcher.offload_device
+    )
+    return vae
+
+
+@pytest.mark.parametrize("method", ["auto", "exact"])
+@pytest.mark.parametrize("frames", [3, 8])
+@pytest.mark.parametrize("name", [name for name, kind in AUTOENCODERS.items() if kind.video])
+def test_frames_that_fill_no_cell(name: str, frames: int, method: str) -> None:
+    """Some autoencoders drop them, some make use of them: as without the wrapper."""
+    kind = AUTOENCODERS[name]
+    pixels = kind.pixels(2 * kind.shrink, 2 * kind.shrink, frames=frames)
+    try:
+        expected = encoded(kind.load(), pixels)
+    except RuntimeError as error:
+        pytest.skip(f"the host's own fails: {error}")
+    result = encoded(exact(name, method=method, tile_size=0), pixels)
+    assert result.shape == expected.shape
+    assert psnr(result, expected) >= NEAR_ENOUGH
+
+
+class TestAccuracy:
+    @pytest.mark.parametrize("way", ["decode", "encode"])
+    @pytest.mark.parametrize("name", ["sd", "wan21"])
+    def test_no_further_from_float64_than_the_host(self, name: str, way: str) -> None:
+        original, x = AUTOENCODERS[name].load(), input_of(name, way)
+        reference = copy.deepcopy(original.first_stage_model).double()
+        if way == "decode":
+            truth = original.process_output(reference.decode(x.double())).movedim(1, -1)
+        else:
+            pixels = original.vae_encode_crop_pixels(x).movedim(-1, 1)
+            pixels = pixels.movedim(1, 0).unsqueeze(0) if AUTOENCODERS[name].video else pixels
+            truth = reference.encode(original.process_input(pixels.double()))
+        span = (truth.max() - truth.min()).item()
+
+        def error(result: Tensor) -> float:
+            return (result.double() - truth).abs().max().item()
+
+        assert error(run(exact(name), way, x)) <= max(2 * error(stock(name, way)), 1e-5 * span)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    @pytest.mark.parametrize("way", ["decode", "encode"])
+    @pytest.mark.parametrize("name", ["sd", "wan21"])
+    def test_half_precision(self, name: str, way: str, dtype: torch.dtype) -> None:
+        """Strips round no more than the host does in that dtype."""
+        vae, x, reference = in_dtype(name, dtype), input_of(name, way), stock(name, way)
+        try:
+            untiled = run(vae, way, x)
+        except RuntimeError as error:
+            pytest.skip(f"not on this CPU: {error}")
+        result = run(low_memory_vae(vae, EXACT), way, x)
+        assert "exact: " in last_lines()
+        assert result.dtype == untiled.dtype
+        assert not torch.equal(untiled, reference)
+        error, own = ((one - reference).square().mean().sqrt() for one in (result, untiled))
+        assert error <= 1.5 * own
+
+
+class TestTheOriginal:
+    """The VAE that was given stays as it was."""
+
+    @pytest.fixture
+    def unchanged(self) -> Iterator[comfy.sd.VAE]:
+        vae, x = AUTOENCODERS["sd"].build(), input_of("sd", "decode")
+        model = vae.first_stage_model
+        attributes = dict(vae.__dict__)
+        weights = {key: value.clone() for key, value in model.state_dict().items()}
+        attention = model.decoder.mid.attn_1.optimized_attention
+        before = vae.decode(x)
+        modules = {name: set(module.__dict__) for name, module in model.named_modules()}
+        yield vae
+        assert vae.__dict__ == attributes
+        assert vae.first_stage_model is model
+        assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
+        assert torch.equal(vae.decode(x), before)  # which loads it without our patches
+        assert model.decoder.mid.attn_1.optimized_attention is attention
+        assert {name: set(module.__dict__) for name, module in model.named_modules()} == modules
+
+    def test_after_a_run(self, unchanged: comfy.sd.VAE) -> None:
+        wrapped = low_memory_vae(unchanged, EXACT)
+        wrapped.decode(input_of("sd", "decode"))
+        assert "exact: " in last_lines()
+        wrapped.encode(input_of("sd", "encode"))
+
+    def test_of_both_in_turn(self, unchanged: comfy.sd.VAE) -> None:
+        """Loading one takes the other's patches off the module they share."""
+        x, wrapped = input_of("sd", "decode"), low_memory_vae(unchanged, EXACT)
+        expected, ours = unchanged.decode(x), wrapped.decode(x)
+        for _ in range(2):
+            assert torch.equal(unchanged.decode(x), expected)
+            assert torch.equal(wrapped.decode(x), ours)
+            assert "exact: " in last_lines()
+
+    def test_after_a_cancelled_run(self, unchanged: comfy.sd.VAE, monkeypatch: pytest.MonkeyPatch) -> None:
+        wrapped, x = low_memory_vae(unchanged, EXACT), input_of("sd", "decode")
+        calls = cancelling_at(40, monkeypatch)
+        with pytest.raises(model_management.InterruptProcessingException):
+            wrapped.decode(x)
+        assert last_row().outcome == "interrupted"
+        monkeypatch.undo()
+        assert 40 <= calls[0] < 60
+        assert psnr(wrapped.decode(x), unchanged.decode(x)) >= NEAR_ENOUGH
+
+    def test_after_an_error(self, unchanged: comfy.sd.VAE, monkeypatch: pytest.MonkeyPatch) -> None:
+        """An error of the module's own comes again from the tiles, which run it plainly."""
+
+        def broken(*args: Any, **kwargs: Any) -> Tensor:
+            raise RuntimeError("on purpose")
+
+        monkeypatch.setattr(torch.nn.functional, "group_norm", broken)
+        with pytest.raises(RuntimeError, match="on purpose"):
+            low_memory_vae(unchanged, EXACT).decode(input_of("sd", "decode"))
+        assert last_row().outcome == "failed"
+        monkeypatch.undo()
+
+
+def cancelling_at(call: int, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Interrupts the prompt at a convolution of the strips; counts those that ran."""
+    count = [0]
+    convolution = torch.nn.functional.conv2d
+
+    def counting(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if type(x) is Tensor:
+            count[0] += 1
+            if count[0] == call:
+                model_management.interrupt_current_processing()
+        return convolution(x, *args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "conv2d", counting)
+    return count
+
+
+def test_cancel_stops_at_the_next_strip(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = input_of("sd", "decode")
+    total = cancelling_at(-1, monkeypatch)
+    exact("sd", tile_size=8).decode(x)
+    monkeypatch.undo()
+    ran = cancelling_at(30, monkeypatch)
+    with pytest.raises(model_management.InterruptProcessingException):
+        exact("sd", tile_size=8).decode(x)
+    assert total[0] > 200
+    assert ran[0] < 60
+
+
+class TestBudget:
+    @pytest.mark.parametrize(("height", "width"), [(16, 16), (24, 20), (32, 16), (40, 24), (20, 48)])
+    def test_too_small_a_one_names_the_least(self, height: int, width: int) -> None:
+        """And what it names is enough."""
+        x = AUTOENCODERS["sd"].latent(height, width)
+        least = least_gb("sd", x)
+        size = f"{8 * width} x {8 * height} needs at least"
+        with pytest.raises(
+            ValueError, match=f"{size} .*raise vram_budget_gb, or set store to float16, or lower the size"
+        ):
+            exact("sd", tile_size=0, vram_budget_gb=least - 0.002).decode(x)
+        result = exact("sd", tile_size=0, vram_budget_gb=least).decode(x)
+        assert "exact: " in last_lines()
+        assert psnr(result, AUTOENCODERS["sd"].load().decode(x)) >= NEAR_ENOUGH
+
+    def test_auto_takes_what_fits(self) -> None:
+        """The whole if it fits, else exact strips, else tiles; and says which."""
+        vae, x = AUTOENCODERS["sd"].load(), AUTOENCODERS["sd"].latent(40, 24)
+        expected = vae.decode(x)
+        weights = int(vae.patcher.model_size())
+        whole = weights + vae.memory_used_decode(x.shape, vae.vae_dtype)
+
+        def auto(budget: float, **settings: Any) -> Tensor:
+            return low_memory_vae(vae, VAESettings(vram_budget_gb=budget / 2**30, **settings)).decode(x)
+
+        assert torch.equal(auto(whole + 4096), expected)
+        assert "in one piece" in last_lines()
+        assert psnr(auto(whole - 4096), expected) >= NEAR_ENOUGH
+        assert "exact: " in last_lines()
+        assert last_row().notices == []
+
+    def test_auto_feathers_only_where_strips_do_not_fit(self) -> None:
+        """The host's estimate for a tile is made smaller than it is: that of strips is its own."""
+        vae, x = AUTOENCODERS["sd"].load(), AUTOENCODERS["sd"].latent(64, 48)
+        wrapped = low_memory_vae(vae, VAESettings(vram_budget_gb=0.02))
+        wrapped.memory_used_decode = lambda shape, dtype: 200 * shape[-1] * shape[-2]
+        wrapped.decode(x[..., :40, :40])
+        assert "in one piece" in last_lines()
+        result = wrapped.decode(x)
+        assert result.shape == (1, 512, 384, 3)
+        assert "feathered (approximate): " in last_lines()
+        (notice,) = last_row().notices
+        assert re.search(
+            r"exact strips of 384 x 512 need [\d.]+ GB at least, the budget is 0.020 GB; raise vram", notice
+        )
+
+    def test_the_host_is_asked_for_the_strips(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        x, asked = AUTOENCODERS["sd"].latent(64, 48), []
+        load = model_management.load_models_gpu
+
+        def spy(models: Any, memory_required: float = 0, **kwargs: Any) -> Any:
+            asked.append(memory_required)
+            return load(models, memory_required=memory_required, **kwargs)
+
+        monkeypatch.setattr(model_management, "load_models_gpu", spy)
+        exact("sd").decode(x)
+        vae = AUTOENCODERS["sd"].load()
+        assert 0 < max(asked) < vae.memory_used_decode(x.shape, vae.vae_dtype)
+        assert f"planned peak {max(asked) / 2**20:.0f} MB" in last_lines()
+
+
+class TestBatch:
+    @pytest.mark.parametrize("batch_slice", [0, 2, 8])
+    @pytest.mark.parametrize("way", ["decode", "encode"])
+    def test_slices(self, way: str, batch_slice: int) -> None:
+        kind = AUTOENCODERS["sd"]
+        x = kind.latent(HEIGHT, WIDTH, batch=3) if way == "decode" else kind.pixels(50, 40, frames=3)
+        if way == "encode":
+            x = x * torch.tensor([1.0, 0.5, 0.2]).reshape(3, 1, 1, 1)
+        expected = run(kind.load(), way, x)
+        result = run(exact("sd", batch_slice=batch_slice), way, x)
+        assert "exact: " in last_lines()
+        for ours, theirs in zip(result, expected):
+            assert psnr(ours, theirs) >= NEAR_ENOUGH
+
+    def test_of_videos(self) -> None:
+        kind = AUTOENCODERS["wan21"]
+        x = kind.latent(4, 5, batch=2, cells_in_time=2)
+        assert psnr(exact("wan21").decode(x), kind.load().decode(x)) >= NEAR_ENOUGH
+
+
+class TestStore:
+    @pytest.mark.parametrize("way", ["decode", "encode"])
+    def test_half_is_near(self, way: str) -> None:
+        result = run(exact("sd", store="float16"), way, input_of("sd", way))
+        assert "near-exact, float16 store: " in last_lines()
+        assert 50 < psnr(result, stock("sd", way)) < NEAR_ENOUGH + 20
+        assert last_row().notices == []
+
+    def test_a_map_beyond_its_range_is_stored_in_full(self) -> None:
+        """What a norm takes back: weights before it scaled so that the map between exceeds half precision."""
+        vae, x = AUTOENCODERS["sd"].build(), input_of("sd", "decode")
+        block = vae.first_stage_model.decoder.mid.block_1
+        block.conv1.weight.mul_(1e6)
+        expected = vae.decode(x)
+        result = low_memory_vae(vae, replace(EXACT, store="float16")).decode(x)
+        assert psnr(result, expected) >= NEAR_ENOUGH
+        assert "stored in full precision instead" in "".join(last_row().notices)
+        assert "near-exact" not in "".join(last_row().lines)
+
+
+class TestOutOfMemory:
+    """Retried with less, then in tiles."""
+
+    def failing(self, monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
+        """Convolutions of more than a few rows fail a number of times."""
+        failures = [0]
+        convolution = torch.nn.functional.conv2d
+
+        def limited(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            if type(x) is Tensor and x.device.type != "meta" and x.shape[-2] > 2 and failures[0] < times:
+                failures[0] += 1
+                raise OUT_OF_MEMORY("out of memory, on purpose")
+            return convolution(x, *args, **kwargs)
+
+        monkeypatch.setattr(torch.nn.functional, "conv2d", limited)
+        return failures
+
+    @pytest.mark.parametrize("times", [1, 2])
+    def test_within_less(self, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        x = AUTOENCODERS["sd"].latent(48, 24)
+        expected = AUTOENCODERS["sd"].load().decode(x)
+        exact("sd", tile_size=0).decode(x)
+        peak = re.search(r"planned peak (\d+) MB", last_lines())
+        failures = self.failing(monkeypatch, times)
+        result = exact("sd", tile_size=0).decode(x)
+        assert failures == [times]
+        assert psnr(result, expected) >= NEAR_ENOUGH
+        assert len(last_row().notices) == times
+        assert all("out of memory: tried again within" in notice for notice in last_row().notices)
+        lower = re.search(r"planned peak (\d+) MB", last_lines())
+        assert int(lower[1]) < int(peak[1])
+
+    def test_a_height_that_was_asked_for_gives_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As the size of feathered tiles does: lower strips are still exact."""
+        x = AUTOENCODERS["sd"].latent(48, 24)
+        expected = AUTOENCODERS["sd"].load().decode(x)
+        self.failing(monkeypatch, 1)
+        result = exact("sd", tile_size=192).decode(x)
+        assert psnr(result, expected) >= NEAR_ENOUGH
+        assert "exact: " in last_lines()
+
+    def test_and_then_in_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        x = AUTOENCODERS["sd"].latent(48, 24)
+        expected = AUTOENCODERS["sd"].load().decode(x)
+        attempts = []
+        recorded = ExactRun.run
+
+        def out_of_memory(self: ExactRun, *args: Any, **kwargs: Any) -> Tensor:
+            recorded(self, *args, **kwargs)
+            attempts.append(self.budget)
+            raise OUT_OF_MEMORY("out of memory, on purpose")
+
+        monkeypatch.setattr(ExactRun, "run", out_of_memory)
+        result = exact("sd", tile_size=128, overlap=64).decode(x)
+        assert 1 <= len(attempts) <= 4
+        assert attempts == sorted(attempts, reverse=True)
+        assert 15 < psnr(result, expected) < NEAR_ENOUGH
+        assert "feathered (approximate): 10 tiles of 128 x 128 px" in "".join(last_row().lines)
+        *retries, last = last_row().notices
+        assert len(retries) == 3
+        assert all("out of memory: tried again within" in notice for notice in retries)
+        assert "feathered (approximate), because exact strips are not possible: out of memory" in last
+
+    def test_of_auto_in_one_piece(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        vae, x = AUTOENCODERS["sd"].load(), input_of("sd", "decode")
+        expected = stock("sd", "decode")
+        self.failing(monkeypatch, 1)
+        result = low_memory_vae(vae, VAESettings(tile_size=16, overlap=8)).decode(x)
+        assert psnr(result, expected) >= NEAR_ENOUGH
+        assert "exact: " in last_lines()
+        assert last_row().notices == ["out of memory in one piece: tried in strips"]
+
+
+def rows_written(decode: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A forward that writes some rows of its map, which strips cannot follow."""
+
+    def broken(self: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        x = x * 1
+        x[:, :, 1:2].cumsum_(2)
+        return decode(self, x, *args, **kwargs)
+
+    return broken
+
+
+def test_what_cannot_be_recorded_is_feathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    vae, x = AUTOENCODERS["sd"].load(), AUTOENCODERS["sd"].latent(40, 24)
+    decoder = type(vae.first_stage_model.decoder)
+    monkeypatch.setattr(decoder, "forward", rows_written(decoder.forward))
+    expected = vae.decode(x)
+    result = exact("sd", tile_size=128).decode(x)
+    assert psnr(result, expected) > 15
+    assert "feathered (approximate): " in last_lines()
+    (notice,) = last_row().notices
+    assert "exact strips are not possible: 'cumsum' overwrites a map in a way that is not known" in notice
+
+
+def test_stock_nodes_behind_it() -> None:
+    import nodes
+
+    vae, latent, pixels = exact("sd"), input_of("sd", "decode"), input_of("sd", "encode")
+    expected = vae.decode(latent)
+    samples = {"samples": latent}
+    assert torch.equal(nodes.VAEDecode().decode(vae, samples)[0], expected)
+    assert torch.equal(nodes.VAEDecodeTiled().decode(vae, samples, 512)[0], expected)
+    assert "exact: " in last_lines()
+    mask = torch.zeros(1, *pixels.shape[1:3])
+    mask[:, 10:30, 5:20] = 1
+    inpaint = nodes.VAEEncodeForInpaint()
+    ours = inpaint.encode(vae, pixels, mask)[0]
+    assert "exact: " in last_lines()
+    theirs = inpaint.encode(AUTOENCODERS["sd"].load(), pixels, mask)[0]
+    assert psnr(ours["samples"], theirs["samples"]) >= NEAR_ENOUGH
+    assert torch.equal(ours["noise_mask"], theirs["noise_mask"])
