@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -83,9 +84,8 @@ def device_context(device: torch.device) -> AbstractContextManager[object]:
 
 def show_on_node(text: str) -> None:
     """A line on the face of the node that executes, where a server shows one."""
-    from server import PromptServer  # there only once the host's server is
-
-    server = getattr(PromptServer, "instance", None)
+    module = sys.modules.get("server")  # there once the host serves; importing it would start one's parts
+    server = getattr(getattr(module, "PromptServer", None), "instance", None)
     node = executing_node()[1]
     if server is not None and node and hasattr(server, "send_progress_text"):
         server.send_progress_text(text, node)

@@ -44,6 +44,8 @@ class VAESettings:
 
     def check(self) -> None:
         """Raises ValueError, with the input to change, for settings that contradict each other."""
+        if self.method != "feathered":
+            return
         for size, overlap, name, shared in (
             (self.tile_size, self.overlap, "tile_size", "overlap"),
             (self.temporal_size, self.temporal_overlap, "temporal_size", "temporal_overlap"),

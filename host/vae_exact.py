@@ -83,6 +83,7 @@ class ExactPass:
                 failure = "out of memory"
             # Outside the handlers: the exception held every tensor of the failed run.
             run.close()
+            self.rows = 0  # the height that was asked for gives way
             model_management.soft_empty_cache()
             rung = next(budgets, None)
             if rung is None:

@@ -174,8 +174,8 @@ class VAEPass:
             if plan.fits:
                 self.notice(
                     row,
-                    f"feathered (approximate): exact strips of {sizes} need {_gb(least)} at least, the budget is"
-                    f" {_gb(budget)}; raise vram_budget_gb for the exact result",
+                    f"feathered (approximate): exact strips of {sizes} need {_gb(least, up=True)} at least, the"
+                    f" budget is {_gb(budget)}; raise vram_budget_gb for the exact result",
                 )
                 return
             if not self.settings.vram_budget_gb:
@@ -183,7 +183,7 @@ class VAEPass:
             least = min(least, plan.bytes + self.weights())
         advice = "" if self.settings.store == "float16" else ", or set store to float16"
         raise ValueError(
-            f"vram_budget_gb: {_gb(budget)} is less than the {_gb(least)} that {sizes} needs at least (weights"
+            f"vram_budget_gb: {_gb(budget)} is less than the {_gb(least, up=True)} that {sizes} needs at least (weights"
             f" {_gb(self.weights())} included); raise vram_budget_gb{advice}, or lower the size of the picture"
         )
 
@@ -281,9 +281,7 @@ class VAEPass:
 
         out: Tensor | None = None
         for start in range(0, x.shape[0], step):
-            part = feathered(
-                x[start : start + step], self.tile, plan.axes, self.direction, self.settings.feather, preview.on_tile
-            )
+            part = self.one_slice(x[start : start + step], plan, preview)
             if out is None:
                 shape = (x.shape[0], *part.shape[1:])
                 out = part if shape == part.shape else torch.empty(shape, dtype=part.dtype, device=part.device)
@@ -303,6 +301,18 @@ class VAEPass:
                 "even these tiles are estimated above the budget: raise vram_budget_gb, or set a smaller tile_size"
                 " or temporal_size"
             )
+
+    def one_slice(self, x: Tensor, plan: TilePlan, preview: PassPreview) -> Tensor:
+        if plan.tiles == 1:
+            out = self.tile(x)
+            preview.on_tile(out)
+            return out
+        x = self.whole_cells(x)
+        return feathered(x, self.tile, plan.axes, self.direction, self.settings.feather, preview.on_tile)
+
+    def whole_cells(self, x: Tensor) -> Tensor:
+        """What tiles can be cut from."""
+        return x
 
     def against_budget(self, what: str, plan: TilePlan) -> str:
         budget = memory_budget(self.vae.device, self.settings.vram_budget_gb)
@@ -410,7 +420,10 @@ class Encode(VAEPass):
         x = vae.vae_encode_crop_pixels(x).movedim(-1, 1)
         if vae.latent_dim == 3 and x.ndim < 5:
             x = x.unsqueeze(2) if getattr(vae, "not_video", False) else x.movedim(1, 0).unsqueeze(0)
-        # Frames that do not fill a cell are dropped, as the autoencoder itself drops them.
+        return x
+
+    def whole_cells(self, x: Tensor) -> Tensor:
+        """Without the frames that fill no cell of their own, which tiles have no place for."""
         return x[:, :, : self.frames(self.frame_cells(x))] if x.ndim == 5 else x
 
     def frame_cells(self, x: Tensor) -> int:
@@ -457,5 +470,7 @@ class Encode(VAEPass):
         return out if format_encoded is None else format_encoded(out)
 
 
-def _gb(size: float) -> str:
-    return f"{size / GB:.2f} GB"
+def _gb(size: float, up: bool = False) -> str:
+    """Three digits behind the point; ``up`` for a size that shall suffice."""
+    thousandths = size / GB * 1000
+    return f"{(math.ceil(thousandths) if up else round(thousandths)) / 1000:.3f} GB"

@@ -49,8 +49,8 @@ def _settings_inputs() -> list[io.Input]:
             max=4096,
             step=8,
             advanced=True,
-            tooltip="feathered only: pixels neighbouring tiles share, at least. An image VAE sees about 140 px around a pixel: more"
-            " overlap, fainter seams, more work.",
+            tooltip="feathered only: pixels neighbouring tiles share, at least. An image VAE sees about 140 px around a"
+            " pixel: more overlap, fainter seams, more work.",
         ),
         io.Combo.Input(
             "feather",
@@ -74,7 +74,8 @@ def _settings_inputs() -> list[io.Input]:
             min=0,
             max=4096,
             advanced=True,
-            tooltip="feathered only, video: frames neighbouring tiles share. A latent frame is 4 frames in Wan, 8 in LTX-Video.",
+            tooltip="feathered only, video: frames neighbouring tiles share. A latent frame is 4 frames in Wan, 8 in"
+            " LTX-Video.",
         ),
         io.Int.Input(
             "batch_slice",

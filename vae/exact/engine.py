@@ -183,8 +183,9 @@ class ExactRun:
     def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device) -> None:
         pages = Pages(schedule.page_bytes, device, schedule.choice.on_host)
         done = 0.0
-        for one, windows in zip(schedule.passes, schedule.windows):
-            before_strip = self._progress(one, windows.count, done, schedule, pairs)
+        # Counted now: what is computed becomes leaves as the passes run.
+        for one, windows, flops in zip(schedule.passes, schedule.windows, [flops_of(one) for one in schedule.passes]):
+            before_strip = self._progress(one, flops / windows.count, done, schedule, pairs)
             takers, leaves, moments = self._takers(one, schedule.choice, pages, pairs)
             Stream(windows, takers, self.statistics).run(before_strip)
             self.statistics |= moments
@@ -192,12 +193,11 @@ class ExactRun:
                 node.become(leaf)
             for node in one.last_reads:
                 self._free(node)
-            done += flops_of(one)
+            done += flops
 
     def _progress(
-        self, one: Pass, strips: int, done: float, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]]
+        self, one: Pass, of_strip: float, done: float, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]]
     ) -> Callable[[int], None]:
-        of_strip = flops_of(one) / strips
         out = pairs[0][1] if one is schedule.passes[-1] else None
         return lambda number: self.on_strip((done + of_strip * number) / max(1.0, schedule.flops), out)
 

@@ -38,6 +38,10 @@ class Op:
         """Rows of a source needed for rows [start, stop) of the node; may reach beyond the map where it pads."""
         return start, stop
 
+    def lowest(self, node: Node, source: int, start: int) -> int:
+        """The first row of a source that row ``start`` or any later one needs."""
+        return self.needs(node, source, start, start + 1)[0]
+
     def run(self, node: Node, slabs: Sequence[Tensor], start: int, stop: int) -> Tensor:
         """Rows [start, stop) from the needed rows of each source, cut off at the map's borders."""
         raise NotImplementedError

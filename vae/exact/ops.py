@@ -192,6 +192,13 @@ class Pad(Op):
         beside = (*self.pads[:2], 0, 0, *self.pads[4:])
         return functional.pad(inside, beside, self.mode, self.value) if any(beside) else inside
 
+    def lowest(self, node: Node, source: int, start: int) -> int:
+        first = self.needs(node, source, start, start + 1)[0]
+        if self.mode != "reflect":
+            return first
+        # The bottom reflects rows that were passed long ago, the top row 0 after others.
+        return min(first if start >= self.pads[2] else 0, node.sources[0].rows.count - 1 - self.pads[3])
+
     def _rows_of(self, node: Node, start: int, stop: int) -> list[int]:
         """The source's row that each row of the result repeats."""
         count, rows = node.sources[0].rows.count, range(start - self.pads[2], stop - self.pads[2])

@@ -70,7 +70,7 @@ QUERIES = frozenset(
 # Smaller tensors are made at once; larger ones of one value need not exist.
 SMALLEST_FILLED = 1 << 16
 #: Properties that are functions by another name.
-METHODS = {"mT": "transpose", "data": "detach"}
+METHODS: dict[str, tuple[str, tuple[int, ...]]] = {"mT": ("transpose", (-2, -1)), "data": ("detach", ())}
 VIEWS = frozenset(
     ["__getitem__", "narrow", "select", "split", "chunk", "view", "__get__", "unsqueeze", "squeeze", "copy_"]
 )
@@ -197,8 +197,8 @@ class Recorder(TorchFunctionMode):
                     return function(*args, **kwargs)
             if name not in METHODS:
                 return self.call_with_data(function, args, kwargs)
-            function = getattr(Tensor, METHODS[name])
-            name = METHODS[name]
+            name, more = METHODS[name]
+            function, args = getattr(Tensor, name), (*args, *more)
         if name in QUERIES and not (name == "type" and len(args) + len(kwargs) > 1):
             with torch._C.DisableTorchFunctionSubclass():
                 return function(*args, **kwargs)

@@ -15,7 +15,7 @@ from .windows import Windows
 
 # Lines and results are counted; of what kernels allocate beside them only an estimate is known.
 KERNEL_MARGIN = 1.35
-LEAST_MARGIN = 1 << 20
+LEAST_MARGIN = 2 << 20
 
 # Of a map in host memory, pages that are on the device at a time.
 NEAR_PAGES = 3

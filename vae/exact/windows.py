@@ -102,7 +102,7 @@ class Windows:
         if row >= node.rows.count:
             return
         source = node.sources[index]
-        first = node.needed(index, row, row + 1)[0]
+        first = max(0, node.op.lowest(node, index, row))
         if source in self.kept:
             lowest[source] = min(lowest.get(source, first), first)
         elif source in self.read:
@@ -118,6 +118,7 @@ class Windows:
         first, last = node.needed(index, start, stop)
         if first >= last:
             return
+        first = min(first, max(0, node.op.lowest(node, index, start)))
         if source in self.kept:
             low, high = wanted.get(source, (first, last))
             wanted[source] = (min(low, first), max(high, last))

@@ -23,6 +23,13 @@ def per_dim(value: Any, count: int) -> tuple[int, ...] | None:
     return tuple(value) if isinstance(value, (tuple, list)) and len(value) in (1, count) else None
 
 
+# What the functions take behind kernel, stride and padding.
+POOL_OPTIONS = {
+    "avg": ("ceil_mode", "count_include_pad", "divisor_override"),
+    "max": ("dilation", "ceil_mode", "return_indices"),
+}
+
+
 @rule("conv2d", "conv3d", "cudnn_convolution")
 def _convolution(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     bound = _bind_convolution(name, args, kwargs)
@@ -155,15 +162,24 @@ def _pixel_unshuffle(recorder: Recorder, function: Rule, name: str, args: Any, k
     return _coarser(recorder, functional.pixel_unshuffle, args[0].node, (factor,), factor)
 
 
-@rule("avg_pool2d", "max_pool2d", "avg_pool3d", "max_pool3d")
+@rule("avg_pool2d", "avg_pool3d", "max_pool2d", "max_pool3d")
 def _pool(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    names = ("input", "kernel_size", "stride", "padding")
-    given = {"stride": None, "padding": 0} | dict(zip(names, args)) | kwargs
-    kernel, stride, padding = given["kernel_size"], given["stride"], given["padding"]
-    if len(args) > 4 or set(given) > {*names} or stride not in (None, kernel) or padding not in (0, (0, 0), (0, 0, 0)):
+    """Pooling whose windows lie side by side."""
+    names = ("input", "kernel_size", "stride", "padding", *POOL_OPTIONS[name[:3]])
+    given = {"stride": None} | dict(zip(names, args)) | kwargs
+    kernel, stride = given.pop("kernel_size"), given.pop("stride")
+    given.pop("input")
+    usual = {"padding": 0, "dilation": 1, "ceil_mode": False, "return_indices": False, "divisor_override": None}
+    unusual = any(_scalar(value) != usual.get(key, value) for key, value in given.items())
+    if unusual or (stride and _scalar(stride) != _scalar(kernel)):
         return NotImplemented
     factor = kernel if isinstance(kernel, int) else kernel[-2]
     return _coarser(recorder, getattr(functional, name), args[0].node, (kernel,), factor)
+
+
+def _scalar(value: Any) -> Any:
+    """One number for (n, n)."""
+    return value[0] if isinstance(value, (tuple, list)) and len(set(value)) == 1 else value
 
 
 def _coarser(recorder: Recorder, function: Rule, node: Node, args: Any, factor: Any) -> Any:
