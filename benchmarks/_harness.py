@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import importlib
 import importlib.util
 import os
 import platform
+import shutil
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,12 +34,29 @@ def load_package() -> None:
     spec.loader.exec_module(package)
 
 
-def interleaved_cpu_seconds(cases: Mapping[str, Work], runs: int) -> dict[str, list[float]]:
+def enter_host(*arguments: str) -> None:
+    """Makes the host importable; ``python3 -m tools bench`` says where it is. Its own folders are a temporary place.
+
+    Args:
+        arguments: for the host, such as ``--cpu``; it reads the command line when it is imported.
+    """
+    if "HEADROOM_COMFYUI" not in os.environ:
+        raise SystemExit("HEADROOM_COMFYUI is not set: start this by `python3 -m tools bench`")
+    base = Path(tempfile.mkdtemp(prefix="headroom-bench-"))
+    atexit.register(shutil.rmtree, base, ignore_errors=True)
+    before, sys.argv = sys.argv, ["comfyui", *arguments, "--base-directory", str(base)]
+    sys.path.insert(0, os.environ["HEADROOM_COMFYUI"])  # before this folder, whose names are not to be the host's
+    importlib.import_module("comfy.options").enable_args_parsing()
+    importlib.import_module("comfy.cli_args")
+    sys.argv = before
+
+
+def interleaved_cpu_seconds(cases: Mapping[str, Work], runs: int, warm_ups: int = WARM_UPS) -> dict[str, list[float]]:
     """Process CPU seconds of each case, run one after the other, ``runs`` times over, after warming up.
 
     The first calls of a size pay for pages the allocator later keeps; a model makes thousands of calls.
     """
-    for work in list(cases.values()) * WARM_UPS:
+    for work in list(cases.values()) * warm_ups:
         work()
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(runs):
