@@ -266,10 +266,17 @@ def least_budget(module: Module, x: Tensor, **keywords: Any) -> int:
 # ------------------------------------------------------------------------------------------- decode and encode
 
 
-def way_section(way: str, plan: Plan) -> Section:
-    """Error against float64, then time, memory and likeness to untiled at every size."""
+def accuracy_section(plan: Plan) -> Section:
+    """Error against float64, both ways."""
     section = Section()
-    accuracy(way, plan, section)
+    for way in (DECODE, ENCODE):
+        accuracy(way, plan, section)
+    return section
+
+
+def way_section(way: str, plan: Plan) -> Section:
+    """Time, memory and likeness to untiled at every size."""
+    section = Section()
     for size in plan.sizes:
         of_size(way, size, plan, section)
     return section
@@ -310,7 +317,7 @@ def accuracy(way: str, plan: Plan, section: Section) -> None:
     goal = "≤ max(2x untiled's own, 1e-5 of range)"
     section.goal(f"{way}, error against float64", goal, f"{worst:.2f} of that", worst <= 1)
     header = ("weights", "picture", "exact", "untiled's error / range", "exact's error / range", "of what is allowed")
-    section.parts.append(f"### Largest error against float64\n\n{markdown_table(header, rows)}")
+    section.parts.append(f"### Largest error, {way}\n\n{markdown_table(header, rows)}")
 
 
 def of_size(way: str, size: int, plan: Plan, section: Section) -> None:
@@ -832,6 +839,7 @@ def on_gpu(work: Callable[[], Tensor], runs: int) -> tuple[tuple[str, str], Tens
 # ------------------------------------------------------------------------------------------------------ the file
 
 SECTIONS: dict[str, tuple[str, Callable[[Plan], Section]]] = {
+    "accuracy": ("Against float64", accuracy_section),
     "decode": ("Decode against untiled", partial(way_section, DECODE)),
     "encode": ("Encode against untiled", partial(way_section, ENCODE)),
     "core": ("Against core's tiled nodes", core_section),
