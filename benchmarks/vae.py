@@ -60,6 +60,7 @@ class Plan:
         checked: sides of the squares that are compared with float64, at most.
         budgeted: cells of the pictures in the grid of budgets.
         large: measure 2048 x 2048 too.
+        cases: of :func:`budgets`, which to time; empty = all.
         folder: gets what is written.
     """
 
@@ -70,6 +71,7 @@ class Plan:
     budgeted: Sequence[tuple[int, int]]
     large: bool
     folder: Path
+    cases: Sequence[str] = ()
 
 
 @dataclass
@@ -335,6 +337,8 @@ def of_size(way: str, size: int, plan: Plan, section: Section) -> None:
         cases["untiled"] = partial(module, x)
         reference = module(x)
     for name, keywords in budgets(way, size, largest).items():
+        if plan.cases and name not in plan.cases:
+            continue
         run = ExactRun(**keywords)
         try:
             result = run.run(module, x)
@@ -882,6 +886,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--sizes", type=int, nargs="+", default=[512, 1024], help="sides in pixels (default 512 1024)")
     parser.add_argument("--runs", type=int, default=3, help="interleaved runs per case (default 3)")
     parser.add_argument("--only", metavar="NAME,...", help=f"of {', '.join(SECTIONS)} (default: all; large, if asked)")
+    parser.add_argument("--cases", default="", metavar="NAME,...", help="of a size: default, lean, ... (default: all)")
     parser.add_argument("--large", action="store_true", help="2048 x 2048 in a fixed budget too: about 20 minutes more")
     parser.add_argument("--quick", action="store_true", help="narrow and small, into output/: to see whether it runs")
     parser.add_argument("--measure", metavar="JSON", help=argparse.SUPPRESS)
@@ -897,8 +902,9 @@ def plan_of(options: argparse.Namespace) -> Plan:
         folder = ROOT / "output" / "bench"
         folder.mkdir(parents=True, exist_ok=True)
         return Plan([512], 32, 1, 256, [(16, 16), (13, 17)], options.large, folder)
+    cases = options.cases.split(",") if options.cases else ()
     shapes = [(32, 32), (48, 48), (64, 64), (61, 47), (37, 29)]
-    return Plan(options.sizes, WIDTH, options.runs, 512, shapes, options.large, Path(__file__).resolve().parent)
+    return Plan(options.sizes, WIDTH, options.runs, 512, shapes, options.large, Path(__file__).resolve().parent, cases)
 
 
 def chosen(options: argparse.Namespace) -> list[str]:
