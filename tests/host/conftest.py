@@ -49,6 +49,17 @@ def _inference() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Small maps gain nothing from a second thread, and on a busy machine it costs ten times the time."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """The host with the pack, for the whole session."""

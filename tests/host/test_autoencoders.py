@@ -1,7 +1,5 @@
 """The small autoencoders are what they are meant to be: the host's classes, loaded by the host, with sane weights."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
@@ -17,13 +15,7 @@ HEIGHT, WIDTH = 3, 2  # cells
 UNSCALED = {"pixel_space"}  # its latent is the picture, so noise is far outside of what a picture is
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread() -> Iterator[None]:
-    """Maps as small as these gain nothing from a second thread, and on a busy machine it costs ten times the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def decoded(kind: Autoencoder, latent: Tensor) -> Tensor:
