@@ -36,6 +36,8 @@ class ExactPass:
         rows: rows of the output in a strip, 0 = by the budget.
         row: of the run log.
         plans: what was planned for a shape, so that an equal slice need not be planned again.
+        report: of the last slice that ran.
+        planned: peak of the last schedule, whether or not memory sufficed.
     """
 
     vae: Any
@@ -45,6 +47,7 @@ class ExactPass:
     row: Row
     plans: dict[Any, Any] = field(default_factory=dict)
     report: Report | None = None
+    planned: float = float("inf")
 
     def run(self, call: Callable[[ExactRun], Tensor], on_strip: Callable[[float, Tensor | None], None]) -> Tensor:
         """Runs a slice, with less memory if it runs out.
@@ -71,7 +74,6 @@ class ExactPass:
             except DoesNotFit:
                 if budget == self.budget:
                     raise
-                failure = "out of memory"
             except CannotRecord as error:
                 raise NotExact(str(error)) from error
             except model_management.InterruptProcessingException:
@@ -80,14 +82,13 @@ class ExactPass:
                 if not is_out_of_memory(error):
                     log.debug("Headroom: the exact method stopped", exc_info=True)
                     raise NotExact(f"{type(error).__name__}: {error}") from error
-                failure = "out of memory"
             # Outside the handlers: the exception held every tensor of the failed run.
             run.close()
             self.rows = 0  # the height that was asked for gives way
             model_management.soft_empty_cache()
             rung = next(budgets, None)
             if rung is None:
-                raise NotExact(f"{failure} with the lowest strips")
+                raise NotExact("out of memory with the lowest strips")
             budget, offload = rung
             self._notice(
                 "out of memory: tried again "
@@ -99,14 +100,12 @@ class ExactPass:
     def _rungs(self) -> Iterator[tuple[float, bool]]:
         """Budgets to try one after the other, and whether stored maps lie in host memory."""
         yield self.budget, False
-        planned = self.report.peak if self.report is not None else self.budget
+        budget = self.budget
         for _ in range(3):
-            planned = min(planned, self._last_peak) / 2
-            yield planned, False
+            budget = min(budget, self.planned) / 2
+            yield budget, False
         if self.vae.device.type != "cpu":
             yield self.budget, True
-
-    _last_peak: float = float("inf")
 
     def _prepared(self, budget: float, offload: bool, on_strip: Callable[[float, Tensor | None], None]) -> ExactRun:
         return ExactRun(
@@ -125,14 +124,14 @@ class ExactPass:
 
     def _ask_host(self, schedule: Schedule) -> None:
         """The host frees what the strips need; the weights are there already."""
-        self._last_peak = schedule.peak
+        self.planned = schedule.peak
         model_management.load_models_gpu([self.vae.patcher], memory_required=schedule.peak, force_full_load=True)
 
     def _notice(self, text: str) -> None:
         self.row.notices.append(text)
         log.warning("Headroom: %s", text)
 
-    def describe(self, spatial: int) -> Iterator[str]:
+    def describe(self) -> Iterator[str]:
         """What ran, for the report."""
         report = self.report
         if report is None or not report.schedules:

@@ -136,7 +136,7 @@ class VAEPass:
                 out[start : start + step] = part
         assert out is not None, "prepare() refuses an empty batch"
         row.lines.append(f"budget {format_bytes(memory_budget(vae.device, settings.vram_budget_gb))}")
-        row.lines += exact.describe(self.spatial)
+        row.lines += exact.describe()
         if self.adds_noise:
             row.lines.append("this VAE adds noise of its own, by the host's random numbers, as untiled it would")
         return out.to(vae.vae_output_dtype())

@@ -91,7 +91,7 @@ def _settings_inputs() -> list[io.Input]:
             default="same",
             advanced=True,
             tooltip="exact only: how maps are kept for later strips. float16 halves them for a float32 VAE, which is"
-            " then near-exact (about 70 dB); without effect on a VAE that runs in 16 bits.",
+            " then near-exact (60 dB and more); without effect on a VAE that runs in 16 bits.",
         ),
     ]
 

@@ -1,5 +1,7 @@
 """Feathered tiling of any autoencoder: planning tiles from a byte budget, and blending them in one pass.
 
+The exact way, in strips of rows, is the sub-package :mod:`.exact`.
+
 Knows nothing of ComfyUI: an autoencoder is a callable on tiles and a few :class:`Axis` that say how latent cells
 map to pixels.
 """

@@ -37,7 +37,7 @@ class Pass:
 
     @property
     def clock(self) -> Node:
-        """The node whose rows are counted: the tallest strips' worth of the results."""
+        """The target with the fewest rows: strips are counted in them."""
         return min((node for node, _ in self.targets), key=lambda node: node.rows.count)
 
     @property

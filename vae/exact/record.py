@@ -71,7 +71,7 @@ QUERIES = frozenset(
 SMALLEST_FILLED = 1 << 16
 #: Properties that are functions by another name.
 METHODS: dict[str, tuple[str, tuple[int, ...]]] = {"mT": ("transpose", (-2, -1)), "data": ("detach", ())}
-VIEWS = frozenset(
+WITHOUT_READING = frozenset(
     ["__getitem__", "narrow", "select", "split", "chunk", "view", "__get__", "unsqueeze", "squeeze", "copy_"]
 )
 
@@ -171,7 +171,7 @@ class Recorder(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in ("zeros", "ones", "full"):
             return self.filled(function, name, args, kwargs)
-        if self.pending and name not in VIEWS and self.touches_pending((args, kwargs)):
+        if self.pending and name not in WITHOUT_READING and self.touches_pending((args, kwargs)):
             self.flush()
         return function(*args, **kwargs)
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from .graph import Leaf, Node
 from .moments import Moments
 from .ops import Add, GroupNorm, Pad
-from .stores import RowStore
 from .windows import Strip, Windows
 
 
@@ -206,6 +205,3 @@ class Stream:
             scale, shift = moments.line(op, node.shape[1], len(node.shape))
             self.affine[node] = scale.to(dtype), shift.to(dtype)
         return self.affine[node]
-
-
-__all__ = ["Line", "RowStore", "Stream"]

@@ -154,7 +154,7 @@ class Windows:
                 keep = 0
                 if following is not None and done in following.lines and done in strip.lines:
                     keep = max(0, strip.lines[done][1] - following.lines[done][0])
-                live -= node_rows(done, retained.get(done, 0) - keep)
+                live -= done.row_bytes * (retained.get(done, 0) - keep)
                 retained[done] = keep
         return highest
 
@@ -206,10 +206,6 @@ class Windows:
         return max(highest, inputs + result + node.op.scratch(node, rows)), result
 
 
-def node_rows(node: Node, rows: int) -> int:
-    return node.row_bytes * rows
-
-
 def _kept(one: Pass) -> set[Node]:
     """Nodes whose latest rows are kept in a line."""
     readers: dict[Node, int] = {}
@@ -245,6 +241,3 @@ def _last_use(order: Sequence[Node], kept: set[Node], computed: set[Node]) -> di
     for node, position in last.items():
         by_position.setdefault(position, []).append(node)
     return by_position
-
-
-__all__ = ["Strip", "Windows"]
