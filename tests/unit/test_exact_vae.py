@@ -18,6 +18,7 @@ from headroom.benchmarks._harness import peak_bytes
 from headroom.vae.exact import CannotRecord, DoesNotFit, ExactRun, StoreOverflow
 from headroom.vae.exact.moments import Moments
 from headroom.vae.exact.schedule import Planner
+from headroom.vae.exact.stores import Pages
 
 HEIGHTS = [1, 2, 3, 5, 999]
 
@@ -746,6 +747,14 @@ class TestMemory:
         with pytest.raises(StoreOverflow, match="float16"):
             ExactRun(store=torch.float16, rows=8).run(module, 1e6 * x)
         assert psnr(ExactRun(rows=8).run(module, 1e6 * x), module(1e6 * x)) > 100
+
+    def test_pages_that_no_map_needs_are_not_held(self) -> None:
+        """Else a later pass had less than the planner counts on. Page-locked ones are kept, being slow to get."""
+        for on_host, kept in ((False, 1), (True, 4)):
+            pages = Pages(4096, torch.device("cpu"), on_host)
+            for page in [pages.take(4096) for _ in range(4)]:
+                pages.give(page)
+            assert len(pages.free) == kept
 
     def test_maps_in_host_memory_do_not_count(self) -> None:
         run, peak = run_and_peak(math.inf, offload=True)

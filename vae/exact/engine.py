@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .graph import Leaf, Node
+from .heap import give_back_free_pages
 from .moments import Moments
 from .ops import Held
 from .passes import Analysis, Need, Pass
@@ -22,6 +23,7 @@ from .stream import Stream
 from .value import CannotRecord
 
 Taker = Callable[[int, Tensor], None]
+STRIPS_BETWEEN_TRIMS = 8  # of the C library's heap: less often it grows further, more often it takes time
 
 
 class DoesNotFit(Exception):
@@ -199,7 +201,13 @@ class ExactRun:
         self, one: Pass, of_strip: float, done: float, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]]
     ) -> Callable[[int], None]:
         out = pairs[0][1] if one is schedule.passes[-1] else None
-        return lambda number: self.on_strip((done + of_strip * number) / max(1.0, schedule.flops), out)
+
+        def before_strip(number: int) -> None:
+            if pairs[0][1].device.type == "cpu" and number % STRIPS_BETWEEN_TRIMS == 0:
+                give_back_free_pages()
+            self.on_strip((done + of_strip * number) / max(1.0, schedule.flops), out)
+
+        return before_strip
 
     def _free(self, node: Node) -> None:
         if isinstance(node.op, RowStore):

@@ -165,15 +165,15 @@ class Planner:
         alive: dict[Node, int] = {}
         host_alive: dict[Node, int] = {}
         windows, peaks, host_peak, flops = [], [], 0, 0.0
-        for index, one in enumerate(passes):
-            window, profile = self._local(one, choice, page_bytes)
+        gathered = {node for one in passes for node, purpose in one.results if purpose == "whole"}
+        for one in passes:
+            window, profile = self._local(one, choice, page_bytes, gathered)
             windows.append(window)
-            growing = {*one.stored, *one.last_reads}
+            growing = {*one.stored, *one.last_reads} - gathered
             fixed = sum(size for node, size in alive.items() if node not in growing)
             host_fixed = sum(size for node, size in host_alive.items() if node not in growing)
-            whole = sum(node.bytes for node, purpose in one.results if purpose == "whole")
-            if index == len(passes) - 1:
-                whole += self.output_bytes
+            # The output is there from the start: what is done of it is shown while the rest is made.
+            whole = self.output_bytes + sum(node.bytes for node, purpose in one.results if purpose == "whole")
             at_strips = [
                 (fixed + whole + working + (0 if choice.on_host else stored), host_fixed + stored * choice.on_host)
                 for working, stored in profile
@@ -201,13 +201,19 @@ class Planner:
     def _stored(self, node: Node, rows: int, page_bytes: int, choice: Choice) -> int:
         return stored_bytes(page_bytes, self._row_bytes(node, choice), node.rows.count, rows)
 
-    def _local(self, one: Pass, choice: Choice, page_bytes: int) -> tuple[Windows, list[tuple[int, int]]]:
-        """Per strip, working bytes and bytes of the maps that grow or shrink; remembered for equal passes."""
+    def _local(
+        self, one: Pass, choice: Choice, page_bytes: int, gathered: set[Node]
+    ) -> tuple[Windows, list[tuple[int, int]]]:
+        """Per strip, working bytes and bytes of the maps that grow or shrink; remembered for equal passes.
+
+        Maps that were gathered whole neither grow nor shrink, and lie on the device wherever the others are.
+        """
         rows = self.strip_rows(one, choice)
+        dying = tuple(node for node in one.last_reads if node not in gathered)
         key = (
             tuple(id(node) for node in one.computed),
             tuple(id(node) for node in one.stored),
-            tuple(id(node) for node in one.last_reads),
+            tuple(id(node) for node in dying),
             len(one.results),
             rows,
             page_bytes,
@@ -215,13 +221,15 @@ class Planner:
         )
         if key not in self._locals:
             windows = Windows(one, rows)
-            self._locals[key] = windows, list(self._profile(windows, page_bytes, choice))
+            self._locals[key] = windows, list(self._profile(windows, page_bytes, choice, dying))
         return self._locals[key]
 
-    def _profile(self, windows: Windows, page_bytes: int, choice: Choice) -> Iterator[tuple[int, int]]:
+    def _profile(
+        self, windows: Windows, page_bytes: int, choice: Choice, last_reads: Sequence[Node]
+    ) -> Iterator[tuple[int, int]]:
         retained: dict[Node, int] = {}
         written = dict.fromkeys(windows.one.stored, 0)
-        dying = {node: 0 for node in windows.one.last_reads if not node.is_leaf or isinstance(node.op, RowStore)}
+        dying = {node: 0 for node in last_reads if not node.is_leaf or isinstance(node.op, RowStore)}
         strips = list(windows.sampled())
         for index, (strip, is_one) in enumerate(strips):
             following = strips[index + 1][0] if index + 1 < len(strips) else None

@@ -20,7 +20,10 @@ class StoreOverflow(Exception):
 
 
 class Pages:
-    """Equal pieces of memory, used again and again: nothing is fragmented, and nothing returned before the end.
+    """Equal pieces of memory. One that a map has done with is the next that another gets.
+
+    Of memory on the device only one page waits for that, so that no more is held than the maps need; page-locked
+    memory takes long to get and is all kept until the end.
 
     Args:
         page_bytes: of one page.
@@ -47,7 +50,7 @@ class Pages:
 
     def give(self, page: Tensor) -> None:
         """Takes memory back, for the next page."""
-        if page.numel() == self.page_bytes:
+        if page.numel() == self.page_bytes and (self.on_host or not self.free):
             self.free.append(page)
 
     def to_host(self, page: Tensor, slab: Tensor) -> None:
