@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import ctypes
 import gc
 import json
 import math
@@ -17,8 +16,8 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from itertools import product
 from pathlib import Path
@@ -28,8 +27,9 @@ from unittest import mock
 import numpy as np
 import psutil
 import torch
-from _harness import ROOT, enter_host, interleaved_cpu_seconds, load_package, machine, markdown_table, peak_bytes
+from _harness import ROOT, enter_host, interleaved_cpu_seconds, load_package, markdown_table, peak_bytes
 from _pictures import colour_shift, flicker_ratio, max_error, psnr, seam_ratio, tile_borders, value_range
+from _sections import Report, Section
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
@@ -39,11 +39,13 @@ from headroom.memory import PeakMeter  # noqa: E402
 from headroom.memory.chart import BACKGROUND, FAINT, INK  # noqa: E402
 from headroom.tools import checkpoints  # noqa: E402
 from headroom.vae.exact.engine import DoesNotFit, ExactRun  # noqa: E402
+from headroom.vae.exact.heap import give_back_free_pages  # noqa: E402
 
 MIB = 2**20
 WIDTH, REACH, LATENTS = 128, 8, 4  # of Stable Diffusion: channels, pixels per cell, channels of a latent
 DECODE, ENCODE = "decode", "encode"
 ODD = (61, 47)  # cells
+MOST_BUDGETED = 2200  # cells in the grid of budgets: near the least one, computing again takes minutes
 NOT_THERE = "trained decoder: not there"
 PYTORCH_ATTENTION = "--use-pytorch-cross-attention"
 Module = Callable[[Tensor], Tensor]
@@ -72,29 +74,6 @@ class Plan:
     large: bool
     folder: Path
     cases: Sequence[str] = ()
-
-
-@dataclass
-class Section:
-    """What one section found: goals beside what was measured, and tables."""
-
-    goals: list[tuple[str, str, str, str]] = field(default_factory=list)
-    parts: list[str] = field(default_factory=list)
-
-    def goal(self, what: str, goal: str, measured: str, met: bool) -> None:
-        self.goals.append((what, goal, measured, "met" if met else "**missed**"))
-
-    def most(self, what: str, limit: float, measured: float, unit: str = "x") -> None:
-        """A goal that is an upper limit."""
-        self.goal(what, f"≤ {limit:g} {unit}", f"{measured:.3g} {unit}", measured <= limit)
-
-    def least(self, what: str, limit: float, measured: float, unit: str = "x") -> None:
-        """A goal that is a lower limit."""
-        self.goal(what, f"≥ {limit:g} {unit}", f"{measured:.4g} {unit}", measured >= limit)
-
-    def markdown(self) -> str:
-        goals = [markdown_table(("what", "goal", "measured", ""), self.goals)] if self.goals else []
-        return "\n\n".join([*goals, *self.parts])
 
 
 # ------------------------------------------------------------------------------------------------- autoencoders
@@ -527,8 +506,7 @@ def measure_here(order: dict[str, Any]) -> dict[str, Any]:
     x, tiny = operand(way, size // REACH, size // REACH), operand(way, 8, 8)
     exact(module, tiny, {**order, "budget": math.inf} if "budget" in order else order)
     gc.collect()
-    with suppress(OSError, AttributeError):  # else memory kept from loading would hide growth
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    give_back_free_pages()  # else memory kept from loading would hide growth
     run = ExactRun(**order)
     start = time.process_time()
     before = psutil.Process().memory_info().rss
@@ -605,6 +583,8 @@ def budget_section(plan: Plan) -> Section:
     vae, section, rows = random_vae(plan.width), Section(), []
     worst, refused, honest, cases = 0.0, True, True, 0
     for way, (height, width), batch in product((DECODE, ENCODE), plan.budgeted, (1, 2)):
+        if height * width * batch > MOST_BUDGETED:
+            continue
         module: Module = getattr(vae.first_stage_model, way)
         x, largest = operand(way, height, width, batch), largest_map(vae, way, height * REACH, width * REACH, batch)
         least = least_budget(module, x)
@@ -864,23 +844,6 @@ are relative to the range of the reference. Seam ratio: mean step of the error a
 that elsewhere; 1 = no seams. "default" has no budget, "lean" a budget as small as its goal."""
 
 
-def write_section(plan: Plan, name: str, text: str) -> None:
-    """Puts one section into the file, in place of the one that was there."""
-    path = plan.folder / "vae.md"
-    kept = sections_of(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    kept[SECTIONS[name][0]] = text
-    there = [f"## {title}\n\n{kept[title]}" for title, _ in SECTIONS.values() if title in kept]
-    if SECTIONS["gpu"][0] not in kept:
-        there.insert(0, "Not measured on a GPU.")
-    path.write_text("\n\n".join([INTRODUCTION, *there]) + "\n", encoding="utf-8")
-
-
-def sections_of(text: str) -> dict[str, str]:
-    """The body of each section by its title."""
-    parts = [part.partition("\n") for part in ("\n" + text).split("\n## ")[1:]]
-    return {title: body.strip() for title, _, body in parts}
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sizes", type=int, nargs="+", default=[512, 1024], help="sides in pixels (default 512 1024)")
@@ -931,16 +894,13 @@ def main() -> None:
             print(json.dumps(measure_here(json.loads(options.measure))))
             return
         plan = plan_of(options)
+        titles = {name: title for name, (title, _) in SECTIONS.items()}
+        report = Report(plan.folder / "vae.md", INTRODUCTION, titles)
         for name in names:
             if name == "gpu" and not gpu:
                 on_the_gpu_instead()
                 continue
-            title, measure = SECTIONS[name]
-            start = time.time()
-            body = measure(plan).markdown()
-            where = f"Measured on: {machine()}; {plan.runs} runs; {(time.time() - start) / 60:.0f} minutes."
-            write_section(plan, name, f"{body}\n\n{where}")
-            print(f"## {title}\n\n{body}\n\n{where}\n", flush=True)
+            report.measure(name, partial(SECTIONS[name][1], plan), plan.runs)
 
 
 if __name__ == "__main__":
