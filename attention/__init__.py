@@ -11,6 +11,7 @@ from .backends import BACKENDS, Backend, Decision, choose, compute
 from .blocks import BlockSelection, Place, parse_blocks
 from .call import AttentionCall
 from .online import online_attention
+from .online_backward import online_attention_with_gradients
 from .sdpa import sdpa_attention
 from .sliced import sliced_attention
 
@@ -24,6 +25,7 @@ __all__ = [
     "choose",
     "compute",
     "online_attention",
+    "online_attention_with_gradients",
     "parse_blocks",
     "sdpa_attention",
     "sliced_attention",

@@ -20,6 +20,7 @@ class AttentionCall:
         mask: None, or (B|1, H|1, Nq|1, Nk|1); bool (True = attend) or floating (added to the scores).
         scale: factor of the scores.
         heads_first_output: the caller wants (B, H, Nq, Dv) instead of (B, Nq, H * Dv).
+        low_precision_refused: the caller asks not to use quantised kernels.
     """
 
     q: Tensor
@@ -28,6 +29,7 @@ class AttentionCall:
     mask: Tensor | None
     scale: float
     heads_first_output: bool = False
+    low_precision_refused: bool = False
 
     @classmethod
     def bind(
@@ -51,8 +53,8 @@ class AttentionCall:
             mask: 2-D (Nq, Nk), 3-D (B, Nq, Nk) or 4-D (B, H, Nq, Nk); every dim but the keys' may be 1.
             attn_precision: accepted and met by every exact backend: scores are float32 at least.
             skip_output_reshape: return (B, H, Nq, Dv).
-            options: ``scale`` (None = 1 / sqrt(D)); ``enable_gqa`` is implied by the shapes; the host's
-                bookkeeping keywords are ignored.
+            options: ``scale`` (None = 1 / sqrt(D)); ``low_precision_attention`` (False refuses quantised kernels);
+                ``enable_gqa`` is implied by the shapes; the host's bookkeeping keywords are ignored.
 
         Raises:
             ValueError: shapes that do not fit, naming them.
@@ -70,6 +72,7 @@ class AttentionCall:
             mask=None if mask is None else _four_dimensional(mask, q, k),
             scale=q.shape[-1] ** -0.5 if scale is None else float(scale),
             heads_first_output=skip_output_reshape,
+            low_precision_refused=options.get("low_precision_attention") is False,
         )
 
     def pack(self, out: Tensor) -> Tensor:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from .products import key_operand, score_buffer, value_operand, weighted_sum
 from .tiles import (
+    LOG2E,
     divide_into,
     empty_output,
     exponentiate,
     group_size,
     head_groups,
+    mask_tile,
     score_dtype,
     score_tile,
     scores_are_safe,
@@ -31,6 +36,7 @@ def online_attention(
     *,
     query_tile: int = QUERY_TILE,
     key_tile: int = KEY_TILE,
+    log_sum: Tensor | None = None,
 ) -> Tensor:
     """Exact attention in memory that does not grow with Nq * Nk: the FlashAttention algorithm in plain torch.
 
@@ -41,72 +47,86 @@ def online_attention(
         scale: factor of the scores.
         mask: None or (B|1, H|1, Nq|1, Nk|1), bool or additive.
         query_tile, key_tile: rows and columns of a score tile.
+        log_sum: (B, H, Nq) of the scores' dtype; if given, it gets log(sum(exp(scores))) of each row, +inf where all
+            keys are masked: what the backward needs.
 
     Returns:
         (B, Nq, H, Dv), contiguous, in q's dtype. A row whose keys are all masked is zero, as in torch's SDPA.
 
-    Memory beyond the output: 4 * G * query_tile * (key_tile + Dv) bytes, with G = 1 head on a CPU and H on an
-    accelerator; for half dtypes also one group's keys and values in float32.
+    Memory beyond the output: 4 * G * (query_tile * (key_tile + 2 * Dv) + key_tile * (D + Dv)) bytes, with G = 1 head
+    on a CPU and H on an accelerator.
 
     Source: Dao et al., "FlashAttention" (arXiv 2205.14135), algorithm 1; the running softmax is Milakov &
     Gimelshein (arXiv 1805.02867), algorithm 3.
     """
     out = empty_output(q, v)
     if out.numel() == 0 or k.shape[2] == 0:
+        if log_sum is not None:
+            log_sum.fill_(math.inf)
         return out.zero_()
     group = group_size(q)
     rows, cols = min(query_tile, q.shape[2]), min(key_tile, k.shape[2])
     dtype = score_dtype(q)
-    score_buffer = torch.empty(group * rows * cols, dtype=dtype, device=q.device)
-    value_buffer = torch.empty(group * rows * v.shape[3], dtype=dtype, device=q.device)
+    buffer = score_buffer(q, group, rows, cols, dtype)
     safe = scores_are_safe(q, k, scale, mask)
     for part in head_groups(q, k, v, group):
         for span in spans(q.shape[2], rows):
             q_rows = part.q[:, span].to(dtype)
-            values = value_buffer[: q_rows.shape[0] * q_rows.shape[1] * v.shape[3]].view(*q_rows.shape[:2], v.shape[3])
-            softmax = _RunningSoftmax(values, masked=mask is not None, safe=safe)
+            softmax = _RunningSoftmax(masked=mask is not None, safe=safe)
             for keys in spans(k.shape[2], cols):
-                scores = score_tile(score_buffer, part, q_rows, span, keys, scale, mask)
-                softmax.add(scores, part.v[:, keys])
+                bias = None if mask is None else mask_tile(mask, part, span, keys)
+                tile = score_tile(q_rows, key_operand(part.k[:, keys], dtype), scale, bias, buffer)
+                softmax.add(tile, value_operand(part.v[:, keys], dtype))
+                del tile  # before the next is made
             softmax.finish(out[part.batch, span, part.heads].transpose(0, 1))
+            if log_sum is not None:
+                log_sum[part.batch, part.heads, span] = softmax.log_sum()
     return out
 
 
 class _RunningSoftmax:
-    """softmax(scores) @ values, fed with one tile of keys after another; (G, rows, Dv) in ``values``."""
+    """softmax(scores) @ values, fed with one tile of keys after another."""
 
-    def __init__(self, values: Tensor, masked: bool, safe: bool) -> None:
-        self.values, self.masked, self.safe = values, masked, safe
+    def __init__(self, masked: bool, safe: bool) -> None:
+        self.masked, self.safe = masked, safe
+        self.values: Tensor | None = None
         self.row_max: Tensor | None = None
-        self.row_sum: Tensor | None = None
+        self.row_sum: Tensor
 
-    def add(self, scores: Tensor, v: Tensor) -> None:
+    def add(self, tile: Tensor, v: Tensor) -> None:
         """Takes scores (G, rows, cols), which it overwrites, and their values (G, cols, Dv)."""
-        decay = self._exponentiate(scores)
-        tile_sum = scores.sum(-1, keepdim=True)
-        if self.row_sum is None:
-            self.row_sum = tile_sum
-            torch.bmm(scores, v, out=self.values)
+        decay = self._exponentiate(tile)
+        tile_sum = tile.sum(-1, keepdim=True)
+        if self.values is None:
+            self.row_sum, self.values = tile_sum, weighted_sum(tile, v)
             return
         if decay is not None:
             self.row_sum.mul_(decay)
             self.values.mul_(decay)
         self.row_sum.add_(tile_sum)
-        self.values.baddbmm_(scores, v)
+        self.values.add_(weighted_sum(tile, v))
 
-    def _exponentiate(self, scores: Tensor) -> Tensor | None:
+    def _exponentiate(self, tile: Tensor) -> Tensor | None:
         """Exponentiates in place; the factor by which everything before shrinks, if it does."""
         if self.safe:
-            scores.exp2_()
+            tile.exp2_()
             return None
-        earlier, tile_max = self.row_max, scores.amax(-1, keepdim=True)
+        earlier, tile_max = self.row_max, tile.amax(-1, keepdim=True)
         self.row_max = tile_max if earlier is None else torch.maximum(earlier, tile_max)
-        exponentiate(scores, self.row_max, self.masked)
+        exponentiate(tile, self.row_max, self.masked)
         return None if earlier is None else exponentiate(earlier, self.row_max, self.masked)
 
     def finish(self, out: Tensor) -> None:
         """Writes the result into ``out``, (G, rows, Dv) of any dtype and strides."""
-        assert self.row_sum is not None, "there is at least one key"
+        assert self.values is not None, "there is at least one key"
         if self.masked:
             self.row_sum.masked_fill_(self.row_sum == 0, 1.0)
         divide_into(out, self.values, self.row_sum)
+
+    def log_sum(self) -> Tensor:
+        """(G, rows) log of the sum of exp(scores), natural units."""
+        shift = self.row_max if self.row_max is not None else torch.zeros_like(self.row_sum)
+        if not self.masked:  # scores are in units of log2
+            return (self.row_sum.log2() + shift).squeeze(-1) / LOG2E
+        log_sum = (self.row_sum.log() + shift).squeeze(-1)
+        return log_sum.masked_fill(shift.squeeze(-1) == -math.inf, math.inf)

@@ -1,10 +1,30 @@
-"""torch's fused attention, called for what it can do in one kernel."""
+"""torch's fused attention, by the kernel of torch's choice or by a named one."""
 
 from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+if TYPE_CHECKING:
+    from .call import AttentionCall
+
+KERNELS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+if hasattr(SDPBackend, "CUDNN_ATTENTION"):  # torch 2.5 and newer
+    KERNELS["cudnn"] = SDPBackend.CUDNN_ATTENTION
+ON_CPU = ("flash", "math")
+HALF = (torch.float16, torch.bfloat16)
+# torch keeps the enabled kernels in flags of the process; two threads that set and restore them at once would leave
+# them wrong for good.
+_ONE_AT_A_TIME = threading.Lock()
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
@@ -23,11 +43,30 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor |
         mask is not None and mask.dtype == torch.float32 and q.dtype == torch.float64
     ):
         mask = mask.to(q.dtype)
+    if q.dtype in HALF and fused_kernel_refusal(q, k, v):
+        return _by_formula(q, k, v, scale, mask)
     grouped = q.shape[1] != k.shape[1]
     # enable_gqa is passed only where it is needed: older torch does not know the keyword.
     extra = {"enable_gqa": True} if grouped else {}
     out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **extra)
     return out.transpose(1, 2)
+
+
+def sdpa_by_kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, *, kernel: str) -> Tensor:
+    """As :func:`sdpa_attention`, by one kernel of :data:`KERNELS` and no other.
+
+    Raises:
+        RuntimeError: the kernel cannot take the call; :func:`kernel_refusal` says so before.
+    """
+    with _ONE_AT_A_TIME, sdpa_kernel(KERNELS[kernel]):
+        return (_by_formula if kernel == "math" else sdpa_attention)(q, k, v, scale, mask)
+
+
+def _by_formula(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+    """The math kernel in float32 at least: ComfyUI lets torch compute it in half precision, whose scores overflow."""
+    if q.dtype not in HALF:
+        return sdpa_attention(q, k, v, scale, mask)
+    return sdpa_attention(q.float(), k.float(), v.float(), scale, mask).to(q.dtype)
 
 
 def fused_kernel_refusal(q: Tensor, k: Tensor, v: Tensor) -> str | None:
@@ -37,3 +76,38 @@ def fused_kernel_refusal(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     if any(x.stride(-1) != 1 for x in (q, k, v)):
         return "channels that are not contiguous have no fused kernel"
     return None
+
+
+def kernel_refusal(kernel: str, call: AttentionCall) -> str | None:
+    """Why a kernel of torch cannot take a call; None if it can."""
+    device = call.q.device.type
+    if kernel not in KERNELS:
+        return f"torch {torch.__version__} has no {kernel} kernel"
+    if kernel == "math":
+        return None
+    if device == "cpu":
+        return _cpu_refusal(kernel, call)
+    if device != "cuda":
+        return f"torch has no {kernel} kernel for {device}"
+    return _cuda_refusal(kernel, call)
+
+
+def _cpu_refusal(kernel: str, call: AttentionCall) -> str | None:
+    if kernel not in ON_CPU:
+        return f"torch has no {kernel} kernel for a CPU"
+    if call.q.numel() == 0:
+        return "there are no queries"
+    return fused_kernel_refusal(call.q, call.k, call.v)
+
+
+def _cuda_refusal(kernel: str, call: AttentionCall) -> str | None:
+    """What torch itself says of the call."""
+    asks = getattr(torch.backends.cuda, f"can_use_{kernel}_attention", None)
+    if asks is None:
+        return f"torch {torch.__version__} does not say what its {kernel} kernel can do"
+    grouped = call.q.shape[1] != call.k.shape[1]
+    parameters = torch.backends.cuda.SDPAParams(call.q, call.k, call.v, call.mask, 0.0, False, grouped)
+    if asks(parameters, False):
+        return None
+    mask = "no mask" if call.mask is None else "a mask"
+    return f"torch's {kernel} kernel does not take {call.q.dtype} with {call.q.shape[-1]} channels and {mask} here"

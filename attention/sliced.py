@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from .products import key_operand, score_buffer, value_operand, weighted_sum
 from .tiles import (
     divide_into,
     empty_output,
     exponentiate,
     group_size,
     head_groups,
+    mask_tile,
     score_dtype,
     score_tile,
     scores_are_safe,
@@ -38,7 +39,8 @@ def sliced_attention(
     Returns:
         (B, Nq, H, Dv), contiguous, in q's dtype. A row whose keys are all masked is zero, as in torch's SDPA.
 
-    Memory beyond the output: 4 * G * rows * Nk bytes, with G = 1 head on a CPU and H on an accelerator.
+    Memory beyond the output: 4 * G * rows * Nk bytes, with G = 1 head on a CPU and H on an accelerator; for half
+    dtypes, and on a CPU, also a group's keys and values in float32.
 
     Source: Rabe & Staats, "Self-attention Does Not Need O(n^2) Memory" (arXiv 2112.05682), section 2, with the
     chunks along the queries only.
@@ -50,19 +52,22 @@ def sliced_attention(
     group = group_size(q)
     rows = min(rows or _rows_for(q, keys, group), q.shape[2])
     dtype = score_dtype(q)
-    buffer = torch.empty(group * rows * keys, dtype=dtype, device=q.device)
+    buffer = score_buffer(q, group, rows, keys, dtype)
     safe = scores_are_safe(q, k, scale, mask)
     for part in head_groups(q, k, v, group):
+        all_keys, values = key_operand(part.k, dtype), value_operand(part.v, dtype)
         for span in spans(q.shape[2], rows):
-            scores = score_tile(buffer, part, part.q[:, span].to(dtype), span, slice(0, keys), scale, mask)
+            bias = None if mask is None else mask_tile(mask, part, span, slice(0, keys))
+            tile = score_tile(part.q[:, span].to(dtype), all_keys, scale, bias, buffer)
             if safe:
-                scores.exp2_()
+                tile.exp2_()
             else:
-                exponentiate(scores, scores.amax(-1, keepdim=True), mask is not None)
-            total = scores.sum(-1, keepdim=True)
+                exponentiate(tile, tile.amax(-1, keepdim=True), mask is not None)
+            total = tile.sum(-1, keepdim=True)
             if mask is not None:
                 total.masked_fill_(total == 0, 1.0)
-            divide_into(out[part.batch, span, part.heads].transpose(0, 1), torch.bmm(scores, part.v), total)
+            divide_into(out[part.batch, span, part.heads].transpose(0, 1), weighted_sum(tile, values), total)
+            del tile  # before the next is made
     return out
 
 

@@ -1,7 +1,7 @@
 """What the tiled attentions share: head groups, score tiles, masks on a tile, and the exponential.
 
 Scores are float32 (float64 for float64 inputs) whatever the inputs' dtype, so half-precision logits beyond
-65504 stay finite. All heads of a group share one preallocated score buffer.
+65504 stay finite.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .products import scores
+
 LOG2E = math.log2(math.e)
 # Scores known to stay within this (natural units) are exponentiated without subtracting the row's maximum: their
 # exponentials lie within 2^-58 and 2^58, so sums over 2^20 keys and values up to 2^48 stay far from float32's ends.
@@ -21,12 +23,13 @@ SAFE_SCORE = 40.0
 
 @dataclass(frozen=True)
 class HeadGroup:
-    """Heads computed together: their index ranges and float (G, N, D) operands."""
+    """Heads computed together: their index ranges and (G, N, D) operands, which are views in their own dtype."""
 
     batch: int
     heads: slice
+    key_heads: slice
     q: Tensor
-    k_transposed: Tensor
+    k: Tensor
     v: Tensor
 
 
@@ -37,19 +40,17 @@ def score_dtype(q: Tensor) -> torch.dtype:
 def head_groups(q: Tensor, k: Tensor, v: Tensor, group: int) -> Iterator[HeadGroup]:
     """Splits (B, H, N, D) operands into groups of at most ``group`` query heads over the same key heads.
 
-    Keys and values are converted to the score dtype here, once per group, which costs O(N) memory; queries are
-    converted a tile at a time. Grouped-query heads are indexed, never repeated in memory.
+    Grouped-query heads are indexed, never repeated in memory.
     """
     queries_per_key = q.shape[1] // k.shape[1]
     step = group if queries_per_key == 1 else math.gcd(group, queries_per_key)
-    dtype = score_dtype(q)
     for batch in range(q.shape[0]):
         for first in range(0, q.shape[1], step):
             heads = slice(first, min(first + step, q.shape[1]))
             key_heads = slice(first // queries_per_key, (heads.stop - 1) // queries_per_key + 1)
             size = heads.stop - first
-            keys, values = (x[batch, key_heads].to(dtype).expand(size, -1, -1) for x in (k, v))
-            yield HeadGroup(batch, heads, q[batch, heads], keys.transpose(1, 2), values)
+            keys, values = (x[batch, key_heads].expand(size, -1, -1) for x in (k, v))
+            yield HeadGroup(batch, heads, key_heads, q[batch, heads], keys, values)
 
 
 def mask_tile(mask: Tensor, group: HeadGroup, rows: slice, cols: slice) -> Tensor:
@@ -65,33 +66,37 @@ def mask_tile(mask: Tensor, group: HeadGroup, rows: slice, cols: slice) -> Tenso
 
 
 def score_tile(
-    buffer: Tensor, group: HeadGroup, q_rows: Tensor, rows: slice, cols: slice, scale: float, mask: Tensor | None
+    q_rows: Tensor,
+    keys: Tensor,
+    scale: float,
+    mask: Tensor | None,
+    buffer: Tensor | None,
 ) -> Tensor:
-    """Scores of query rows against key columns, (G, rows, cols), written into ``buffer``.
+    """Scores of query rows against key columns, (G, rows, cols), which the caller may overwrite.
 
     In units of log2 without a mask (the factor is folded into the matrix product), natural units with one: a
     mask of finfo.min times log2(e) would overflow to -inf and lose its rows.
+
+    Args:
+        q_rows: (G, rows, D) in the score dtype.
+        keys: (G, cols, D), from :func:`.products.key_operand`.
+        mask: additive, of :func:`mask_tile`.
     """
-    size, n = q_rows.shape[0], q_rows.shape[1]
-    scores = buffer[: size * n * (cols.stop - cols.start)].view(size, n, cols.stop - cols.start)
-    keys = group.k_transposed[:, :, cols]
-    torch.baddbmm(scores, q_rows, keys, beta=0, alpha=scale if mask is not None else scale * LOG2E, out=scores)
-    if mask is not None:
-        scores.add_(mask_tile(mask, group, rows, cols))
-    return scores
+    tile = scores(q_rows, keys, scale * LOG2E if mask is None else scale, buffer)
+    return tile if mask is None else tile.add_(mask)
 
 
-def exponentiate(scores: Tensor, row_max: Tensor, masked: bool) -> Tensor:
-    """``exp(scores - row_max)`` in place.
+def exponentiate(tile: Tensor, row_max: Tensor, masked: bool) -> Tensor:
+    """``exp(tile - row_max)`` in place.
 
     By exp2: torch's CPU exp is several times slower than its exp2. A row that is masked out entirely has a
     maximum of -inf and becomes all zeros.
     """
     if masked:
-        scores.sub_(row_max.masked_fill(row_max == -math.inf, 0.0)).mul_(LOG2E)
+        tile.sub_(row_max.masked_fill(row_max == -math.inf, 0.0)).mul_(LOG2E)
     else:
-        scores.sub_(row_max)
-    return scores.exp2_()
+        tile.sub_(row_max)
+    return tile.exp2_()
 
 
 def scores_are_safe(q: Tensor, k: Tensor, scale: float, mask: Tensor | None) -> bool:

@@ -1,9 +1,15 @@
 """Which backend runs a call, what is refused, and which blocks a selection holds."""
 
+import logging
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
-from headroom.attention import AttentionCall, Place, choose, compute, parse_blocks
+from headroom.attention import AttentionCall, Place, backends, choose, compute, parse_blocks
+from headroom.attention.backends import BACKENDS, Abilities, Backend
+from headroom.attention.libraries import _aligned_bias
 
 
 def call_of(q: torch.Tensor, k: torch.Tensor | None = None, v: torch.Tensor | None = None, **options) -> AttentionCall:
@@ -36,11 +42,12 @@ class TestChoice:
         assert out.isfinite().all()
 
     def test_gradients_go_to_a_backend_that_has_them(self) -> None:
-        q = torch.randn(1, 2, 8, 4, requires_grad=True)
-        out, decision = compute("online", call_of(q))
-        out.sum().backward()
-        assert decision.backend.name == "sdpa"
-        assert q.grad is not None
+        for name, ran in (("sliced", "sdpa"), ("online", "online"), ("sdpa_math", "sdpa_math")):
+            q = torch.randn(1, 2, 8, 4, requires_grad=True)
+            out, decision = compute(name, call_of(q))
+            out.sum().backward()
+            assert decision.backend.name == ran
+            assert q.grad is not None
 
     def test_slice_rows_reach_only_sliced(self) -> None:
         call = call_of(torch.randn(1, 2, 40, 4))
@@ -48,8 +55,114 @@ class TestChoice:
             torch.testing.assert_close(compute(name, call, slice_rows=7)[0], compute("sdpa", call)[0])
 
     def test_an_unknown_name_lists_the_known_ones(self) -> None:
-        with pytest.raises(ValueError, match="backend 'warp' is unknown; choose one of auto, sdpa, sliced, online"):
+        with pytest.raises(ValueError, match="backend 'warp' is unknown; choose one of auto, sdpa, sdpa_flash"):
             choose("warp", call_of(torch.randn(1, 2, 8, 4)))
+
+    def test_auto_never_quantises_and_never_holds_the_matrix(self) -> None:
+        for tokens in (8, 1500):
+            chosen = choose("auto", call_of(torch.randn(1, 2, tokens, 4))).backend
+            assert chosen.exact
+            assert chosen.name in ("sdpa", "online")
+
+
+class TestAbilities:
+    @pytest.mark.parametrize(
+        ("can", "reason"),
+        [
+            (Abilities(devices=("cuda",)), "it does not run on cpu"),
+            (Abilities(dtypes=(torch.float16,)), "it does not take float32"),
+            (Abilities(channels=8), "12 channels per head are too many"),
+            (Abilities(multiple=8), "12 channels per head are no multiple of 8"),
+            (Abilities(mask=False), "it takes no mask"),
+            (Abilities(grouped=False), "it takes no grouped heads"),
+            (Abilities(gradient=False), "it has no gradient"),
+            (Abilities(mask_gradient=False), "it has no gradient for the mask"),
+            (Abilities(other_values=False), "values have another number of channels than keys"),
+            (Abilities(contiguous=True), "channels are not contiguous"),
+            (Abilities(full_precision=False), "the model asks for full precision here"),
+            (Abilities(further=lambda call: "of its own"), "of its own"),
+        ],
+    )
+    def test_each_refuses_with_its_reason(self, can: Abilities, reason: str) -> None:
+        """One call that asks for everything at once."""
+        q = torch.randn(1, 4, 8, 12, requires_grad=True)
+        k, v = torch.randn(1, 2, 9, 12), torch.randn(1, 2, 9, 20)[..., ::2]
+        mask = torch.zeros(8, 9, requires_grad=True)
+        call = call_of(q, k, v, mask=mask, low_precision_attention=False)
+        assert can.refusal(call) == reason
+        assert Abilities().refusal(call) is None
+
+    @pytest.mark.parametrize(
+        "name", ["sdpa_efficient", "sdpa_cudnn", "xformers", "flash_attn", "sage", "comfy_kitchen"]
+    )
+    def test_kernels_of_accelerators_refuse_a_cpu_and_the_call_is_right(self, name: str) -> None:
+        call = call_of(torch.randn(1, 2, 8, 16))
+        out, decision = compute(name, call)
+        assert decision.backend.name == "sdpa"
+        assert decision.reason.startswith(f"{name} refused: ")
+        torch.testing.assert_close(out, compute("sdpa_math", call)[0])
+
+    @pytest.mark.parametrize("kernel", ["flash", "math"])
+    def test_a_named_kernel_of_torch_is_the_one_that_runs(self, kernel: str) -> None:
+        """And torch's own choice is as it was afterwards."""
+        operator = {"flash": "flash_attention_for_cpu", "math": "attention_math"}[kernel]
+        call = call_of(torch.randn(1, 2, 64, 16))
+        enabled = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()
+        with profile(activities=[ProfilerActivity.CPU]) as recorded:
+            compute(f"sdpa_{kernel}", call)
+        assert any(operator in event.key for event in recorded.key_averages())
+        assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()) == enabled
+
+    def test_threads_that_name_kernels_leave_torch_as_it_was(self) -> None:
+        """The host samples with one thread per GPU, and torch keeps the enabled kernels in flags of the process."""
+        call = call_of(torch.randn(1, 2, 64, 16))
+        expected = compute("sdpa", call)[0]
+        enabled = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()
+
+        def work(name: str) -> bool:
+            return all(torch.allclose(compute(name, call)[0], expected, atol=1e-5) for _ in range(100))
+
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(work, ["sdpa_flash", "sdpa_math"] * 4))
+        assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()) == enabled
+
+    def test_a_kernel_that_fails_is_replaced_and_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A package may refuse what it was said to take: no picture is lost to that."""
+
+        def broken(*operands: torch.Tensor) -> torch.Tensor:
+            raise NotImplementedError("no kernel image for this GPU")
+
+        monkeypatch.setitem(BACKENDS, "xformers", Backend("xformers", "", broken, foreign=True))
+        call = call_of(torch.randn(1, 2, 8, 16))
+        out, decision = compute("xformers", call)
+        assert decision.backend.name == "sdpa"
+        assert decision.reason == "xformers refused: it failed: no kernel image for this GPU"
+        torch.testing.assert_close(out, compute("sdpa", call)[0])
+
+    def test_running_out_of_memory_is_not_a_refusal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def greedy(*operands: torch.Tensor) -> torch.Tensor:
+            raise torch.OutOfMemoryError("none left")
+
+        monkeypatch.setitem(BACKENDS, "xformers", Backend("xformers", "", greedy, foreign=True))
+        with pytest.raises(torch.OutOfMemoryError):
+            compute("xformers", call_of(torch.randn(1, 2, 8, 16)))
+
+    def test_a_refusal_is_logged_once(self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(backends, "_said", set())
+        call = call_of(torch.randn(1, 2, 8, 17), torch.randn(1, 2, 8, 17).half())
+        with caplog.at_level(logging.INFO, logger="headroom.attention.backends"):
+            for _ in range(3):
+                compute("sdpa_math", call)
+        assert len(caplog.records) == 1
+
+    def test_biases_for_xformers_are_aligned(self) -> None:
+        """Its kernel reads rows that start at multiples of eight elements; broadcast dims take no memory."""
+        mask = torch.rand(1, 1, 6, 13) > 0.5
+        bias = _aligned_bias(mask, (2, 4, 6, 13), torch.float16)
+        assert bias.shape == (2, 4, 6, 13)
+        assert bias.stride()[:3] == (0, 0, 16)
+        assert torch.equal(bias[0, 0] == 0, mask[0, 0])
+        assert torch.equal(bias[0, 0] == -torch.inf, ~mask[0, 0])
 
 
 class TestCall:
