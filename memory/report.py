@@ -97,6 +97,7 @@ def attention_lines(counts: AttentionCounts) -> list[str]:
         lines.append(f"  {backend}: {sum(n for _, n in blocks)} calls in {where} ({reason})")
     if all(key.block is None for key in calls):
         lines.append("  This model does not say which block calls; only blocks = all can select it.")
+    lines.append("  Text encoders, ControlNets and VAEs compute theirs outside this hook; a Low-Memory VAE its own.")
     return lines
 
 

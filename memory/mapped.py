@@ -1,0 +1,34 @@
+"""Which weights are pages of a file rather than memory of their own."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterable
+
+import psutil
+from torch import Tensor
+
+
+def file_backed_bytes(tensors: Iterable[Tensor]) -> int | None:
+    """Bytes of CPU tensors that lie in mapped files: the system can drop such pages and read them again.
+
+    Returns:
+        None where the system does not tell.
+    """
+    try:
+        maps = psutil.Process().memory_maps(grouped=False)
+        ranges = sorted(_range(entry.addr) for entry in maps if entry.path.startswith("/"))
+    except (AttributeError, NotImplementedError, psutil.Error):
+        return None
+    starts = [start for start, _ in ranges]
+    return sum(tensor.nbytes for tensor in tensors if _inside(tensor.data_ptr(), starts, ranges))
+
+
+def _range(addresses: str) -> tuple[int, int]:
+    start, _, end = addresses.partition("-")
+    return int(start, 16), int(end, 16)
+
+
+def _inside(pointer: int, starts: list[int], ranges: list[tuple[int, int]]) -> bool:
+    position = bisect.bisect_right(starts, pointer) - 1
+    return position >= 0 and pointer < ranges[position][1]
