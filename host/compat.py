@@ -12,6 +12,7 @@ import comfy.model_management
 import comfy.patcher_extension
 import comfy.sd
 import torch
+from comfy.model_patcher import ModelPatcher
 
 OLDEST_TESTED, NEWEST_TESTED = "0.18.2", "0.30.0"
 
@@ -80,6 +81,34 @@ def device_context(device: torch.device) -> AbstractContextManager[object]:
     """Makes ``device`` the current one where the host does so (several GPUs); hosts before 0.24 do not."""
     context = getattr(comfy.model_management, "cuda_device_context", None)
     return context(device) if context is not None else contextlib.nullcontext()
+
+
+def _recording_pause() -> Callable[[], AbstractContextManager[object]] | None:
+    """Hosts from 0.35 on record the allocations of a supported model's blocks, and may replay them as a CUDA graph."""
+    try:
+        from comfy import model_prefetch
+    except ImportError:
+        return None
+    pause: Callable[[], AbstractContextManager[object]] | None = getattr(model_prefetch, "pause_malloc_graph", None)
+    return pause
+
+
+def outside_recording() -> AbstractContextManager[object]:
+    """Within it, what is allocated may outlive the block that runs; only newer hosts need to be told."""
+    pause = _recording_pause()
+    return pause() if pause is not None else contextlib.nullcontext()
+
+
+def replays_steps() -> bool:
+    """Whether the host may replay a block without running its Python, so that no choice by step is asked for again."""
+    return _recording_pause() is not None
+
+
+def unload_with_clones(model: ModelPatcher) -> None:
+    """Takes a model and all clones of it off their device: what was patched into its weights is undone."""
+    loaded = comfy.model_management.current_loaded_models
+    others = [entry for entry in loaded if entry.model is None or entry.model.model is not model.model]
+    comfy.model_management.free_memory(1e30, model.load_device, others)
 
 
 def show_on_node(text: str) -> None:

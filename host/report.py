@@ -14,9 +14,10 @@ from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
 from ..memory import NodeReport, draw_report, render_report
-from .attention import attention_settings
 from .device import describe_machine
+from .override import overrides_of
 from .runs import LOG
+from .sampling import settings_of
 
 
 class Graph(Protocol):
@@ -90,7 +91,5 @@ def _display_name(class_type: str) -> str:
 
 
 def _describe_model(model: ModelPatcher) -> list[str]:
-    settings = attention_settings(model)
-    if not settings:
-        return ["model: no Headroom node on it"]
-    return [f"model: {setting.describe()}" for setting in settings]
+    found = [*settings_of(model), *(override.describe() for override in overrides_of(model))]
+    return [f"model: {line}" for line in found or ["no Headroom node on it"]]

@@ -7,11 +7,12 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..host.attention import BACKEND_CHOICES, apply_attention
+from .where import blocks_input, step_inputs
 
 
 class HeadroomAttention(io.ComfyNode):
-    """Chooses how a model computes attention, in which blocks and in which steps. Exact: every backend gives the
-    same picture up to float rounding; they differ in memory and speed.
+    """Chooses how a model computes attention, in which blocks and in which steps. Every backend but sage and
+    comfy_kitchen, which quantise, gives the same picture up to float rounding; they differ in memory and speed.
 
     An attention override of another node stays in force wherever this one does not apply. Put a Memory Report last
     to see what ran."""
@@ -30,34 +31,14 @@ class HeadroomAttention(io.ComfyNode):
                     "backend",
                     options=list(BACKEND_CHOICES),
                     default="auto",
-                    tooltip="auto: the fused kernel where it needs little memory, else online. sliced: a few query rows"
-                    " at a time; 512 of 4096 hold 13 % of the full matrix. online: memory does not grow with the square"
-                    " of the tokens.",
+                    tooltip="auto: torch's fused kernel where it needs little memory, else online; never a quantised"
+                    " one. host: what ComfyUI would use. sdpa and its four kernels: torch's own. xformers, flash_attn:"
+                    " those packages, if installed. sage, comfy_kitchen: 8-bit scores, faster but not exact. sliced: a"
+                    " few query rows at a time; 512 of 4096 hold 13 % of the full matrix. online: memory does not grow"
+                    " with the square of the tokens. What cannot run here falls back, and the report says to what.",
                 ),
-                io.String.Input(
-                    "blocks",
-                    default="all",
-                    tooltip="all; inner (without the first and last block); or a list such as"
-                    " double:0-18, single:*, input:1,2, middle, output:3-8. UNets have input, middle and output blocks,"
-                    " transformers double and single ones. SD3 and LTX-Video do not say which block calls: only all"
-                    " reaches them.",
-                ),
-                io.Float.Input(
-                    "start_percent",
-                    default=0.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.001,
-                    tooltip="Applies from this part of sampling on: 0 is the noisy start, 1 the finished picture.",
-                ),
-                io.Float.Input(
-                    "end_percent",
-                    default=1.0,
-                    min=0.0,
-                    max=1.0,
-                    step=0.001,
-                    tooltip="Applies up to this part of sampling.",
-                ),
+                blocks_input(),
+                *step_inputs(),
                 io.Int.Input(
                     "slice_rows",
                     default=0,

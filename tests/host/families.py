@@ -1,4 +1,4 @@
-"""The model families of the small checkpoints, driven in process by the host's own loaders and sampler."""
+"""The model families of the small models, driven in process by the host's own loaders and sampler."""
 
 from __future__ import annotations
 
@@ -10,10 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import diffusion_models
+
+TOKENS = 40  # of text
+
 
 @dataclass(frozen=True)
 class Family:
-    """A small model and what it wants: text width, pooled width, latent channels, a video's latent frames."""
+    """A small model and what it wants: text width, pooled width, latent channels, a video's latent frames.
+
+    ``file`` is a checkpoint of its own, or the name of a model ``built`` in this process. The last ``padding`` tokens
+    of the text are masked. ``uneven`` texts differ in length: the host evaluates them one after the other. ``layers``
+    are those of a text encoder whose states the model wants one by one, besides the text itself.
+    """
 
     file: str
     context: int
@@ -22,9 +31,14 @@ class Family:
     frames: int = 0
     reach: int = 8
     names_blocks: bool = True
+    built: bool = False
+    padding: int = 0
+    uneven: bool = False
+    guidance: float | None = None
+    layers: int = 0
 
     def load(self) -> Any:
-        return _load_model(self.file)
+        return diffusion_models.load(self.file) if self.built else _load_model(self.file)
 
     def latent(self, height: int = 128, width: int = 128, batch: int = 1) -> Tensor:
         in_time = (self.frames,) if self.frames else ()
@@ -35,11 +49,15 @@ class Family:
         extra: dict[str, Any] = {}
         if self.pooled:
             extra["pooled_output"] = torch.randn(1, self.pooled, generator=generator) * 0.5
-        if self.file == "tiny_ltxv":
-            mask = torch.ones(1, 40, dtype=torch.long)
-            mask[:, 30:] = 0
-            extra["attention_mask"] = mask
-        return [[torch.randn(1, 40, self.context, generator=generator) * 0.5, extra]]
+        tokens = TOKENS + seed * self.uneven
+        if self.padding:
+            extra["attention_mask"] = (torch.arange(tokens) < tokens - self.padding).long()[None]
+        if self.guidance is not None:
+            extra["guidance"] = self.guidance
+        text = torch.randn(1, tokens, self.context, generator=generator) * 0.5
+        if self.layers:
+            extra["conditioning_llama3"] = torch.randn(1, self.layers, tokens, self.context, generator=generator) * 0.5
+        return [[text, extra]]
 
 
 FAMILIES = {
@@ -49,7 +67,16 @@ FAMILIES = {
     "flux": Family("tiny_flux", 768, 768, 16),
     "flux2": Family("tiny_flux2", 768, 768, 128, reach=16),
     "wan21": Family("tiny_wan21", 4096, None, 16, frames=2),
-    "ltxv": Family("tiny_ltxv", 4096, None, 128, frames=2, reach=32, names_blocks=False),
+    "ltxv": Family("tiny_ltxv", 4096, None, 128, frames=2, reach=32, names_blocks=False, padding=10),
+    # ignores the pooled text, which older hosts ask for all the same
+    "chroma": Family("chroma", 256, 768, 16, built=True, guidance=0.0),
+    "qwen_image": Family("qwen_image", 256, None, 16, frames=1, built=True, padding=10),
+    "z_image": Family("z_image", 256, None, 16, built=True, uneven=True),
+    "lumina2": Family("lumina2", 256, None, 16, built=True, uneven=True),
+    "hunyuan_video": Family("hunyuan_video", 256, 768, 16, frames=2, built=True, padding=10, uneven=True, guidance=6.0),
+    "hidream": Family("hidream", 256, 256, 16, names_blocks=False, built=True, layers=4),
+    "aura_flow": Family("aura_flow", 2048, None, 4, names_blocks=False, built=True),
+    "cosmos_predict2": Family("cosmos_predict2", 256, None, 16, frames=2, names_blocks=False, built=True),
 }
 
 VAES = {"sd": 4, "flux": 16, "flux2": 128, "wan21": 16, "ltx": 128}

@@ -1,0 +1,70 @@
+"""Attention that learns and attention that is compiled: the host's training node and its torch.compile wrapper."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from headroom.host.attention import apply_attention
+from headroom.host.runs import LOG
+
+from .families import FAMILIES, psnr, sample
+from .training import train, training_node
+
+
+@pytest.fixture
+def node() -> Any:
+    return training_node()
+
+
+class Calls:
+    """Counts the backwards of online attention."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        from headroom.attention import online_backward
+
+        self.backwards = 0
+        original = online_backward.attention_gradients
+
+        def counted(*args: Any) -> Any:
+            self.backwards += 1
+            return original(*args)
+
+        monkeypatch.setattr(online_backward, "attention_gradients", counted)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    return Calls(monkeypatch)
+
+
+def test_the_hosts_training_node_learns_the_same_through_online(node: Any, calls: Calls) -> None:
+    family = FAMILIES["sd15"]
+    latents = torch.randn(1, 4, 16, 16, generator=torch.Generator().manual_seed(1))
+    stock = train(node, family.load(), latents)
+    assert calls.backwards == 0
+    ours = train(node, apply_attention(family.load(), backend="online"), latents)
+    assert calls.backwards > 0
+    assert ours.keys() == stock.keys()
+    moved = [key for key in stock if stock[key].ndim > 1 and stock[key].abs().max() > 0]
+    assert moved
+    for key in moved:
+        assert psnr(ours[key].float(), stock[key].float()) > 40, key  # another draw of the weights: 8 dB
+
+
+@pytest.mark.parametrize("backend", ["auto", "online", "sdpa_flash"])
+def test_a_compiled_model_takes_the_override(backend: str) -> None:
+    """By dynamo without a compiler: the graph breaks at the override, as the README says, and the picture is right."""
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    family = FAMILIES["flux"]
+    stock = sample(family.load(), family, steps=1)
+    model = apply_attention(family.load(), backend=backend)
+    set_torch_compile_wrapper(model, backend="eager")
+    try:
+        assert psnr(sample(model, family, steps=1), stock) >= 80
+    finally:
+        torch._dynamo.reset()
+    row = LOG.rows("", "")[-1]
+    assert row.attention is not None
+    assert row.attention.total > 0

@@ -1,0 +1,33 @@
+"""The host's own training node, driven in process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from .families import FAMILIES
+
+
+def training_node() -> Any:
+    """Skips the test where the host has none."""
+    return pytest.importorskip("comfy_extras.nodes_train", reason="this ComfyUI has no training node").TrainLoraNode
+
+
+def defaults(node: Any) -> dict[str, Any]:
+    return {i.id: i.default for i in node.GET_SCHEMA().inputs if getattr(i, "default", None) is not None}
+
+
+def train(node: Any, model: Any, latents: Tensor) -> dict[str, Tensor]:
+    """The LoRA after two steps, by plain gradient descent: Adam would turn rounding into steps of full size."""
+    family = FAMILIES["sd15"]
+    chosen = {"steps": 2, "rank": 2, "optimizer": "SGD", "learning_rate": 0.1, "seed": 3, "training_dtype": "none",
+              "lora_dtype": "fp32", "loss_function": "MSE", "gradient_checkpointing": False}  # fmt: skip
+    # The host calls a node's inputs lists here.
+    settings = {name: [value] for name, value in (defaults(node) | chosen).items()}
+    torch.manual_seed(0)  # the LoRA's first weights are drawn from the global generator
+    with torch.inference_mode():
+        result = node.execute([model], [{"samples": latents}], [family.conditioning(1)], **settings).result
+    return next(part for part in result if isinstance(part, dict) and any("lora" in key for key in part))
