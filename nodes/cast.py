@@ -1,0 +1,155 @@
+"""Layerwise Casting, of a diffusion model and of a text encoder."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comfy_api.latest import io, ui
+
+from ..host.cast_sensitivity import Goal, cast_by_sensitivity
+from ..host.casting import COMPUTE_CHOICES, CastSettings, cast_clip, cast_model
+from ..offload import STORAGES
+
+
+def _storage_inputs() -> list[io.Input]:
+    """``storage``, ``compute`` and ``skip``."""
+    return [
+        io.Combo.Input(
+            "storage",
+            options=list(STORAGES),
+            default="float8_e4m3fn_scaled",
+            tooltip="How weights are kept. Signal to noise of a weight: float8_e4m3fn_scaled and mxfp8 31.5 dB,"
+            " int8_convrot 42 dB in the same 8 bits, nvfp4 20 dB in 4.5 bits (lossy), the unscaled ones 11 to 31 dB"
+            " (what a loader's fp8 does). bfloat16 and float16 halve a float32 model. ComfyUI has no scales for"
+            " convolutions: they become the nearer of plain e4m3 and e5m2.",
+        ),
+        io.Combo.Input(
+            "compute",
+            options=list(COMPUTE_CHOICES),
+            default="auto",
+            tooltip="What a layer computes in; its weight is brought to it for the length of the call. auto: what the"
+            " model was loaded to compute in.",
+        ),
+        io.String.Input(
+            "skip",
+            default="auto",
+            multiline=True,
+            tooltip="What stays as it is, one rule per line. auto: norms, embedders, first and last layers, and"
+            " modulation where it is under 2 % of the weights; worth 3 to 16 dB for under 1 % of a large model. Other"
+            " lines are regular expressions searched for in a layer's name, such as double_blocks\\.0\\.",
+        ),
+    ]
+
+
+def _cache_input() -> io.String.Input:
+    return io.String.Input(
+        "cache_file",
+        default="",
+        optional=True,
+        advanced=True,
+        tooltip="A file name, for machines whose RAM cannot hold the model twice: it is converted into"
+        " output/headroom/NAME.safetensors layer by layer and read from there, now and next time. Empty: no file.",
+    )
+
+
+def _sensitivity_input() -> io.DynamicCombo.Input:
+    option = io.DynamicCombo.Option
+    target = io.Float.Input(
+        "target_db",
+        default=40.0,
+        min=10.0,
+        max=100.0,
+        step=0.5,
+        tooltip="Signal to noise of the model's output to reach, in dB: 30 is visible beside the original, 50 hardly.",
+    )
+    limit = io.Float.Input(
+        "size_limit",
+        default=0.6,
+        min=0.1,
+        max=1.0,
+        step=0.01,
+        tooltip="Size that the model may have, as a share of what it had.",
+    )
+    return io.DynamicCombo.Input(
+        "sensitivity",
+        options=[option("off", []), option("error", [target]), option("size", [limit])],
+        optional=True,
+        extra_dict={"advanced": True},
+        tooltip="Measures what casting each group of layers does to the output (one step of a 256 px latent per group;"
+        " kept for the next time) and leaves the worst as they are: until the error is small enough, or as many as the"
+        " size allows. Needs positive.",
+    )
+
+
+class HeadroomCast(io.ComfyNode):
+    """Stores a loaded model's weights in 8 bits (or 16, or 4) and computes in full: half the memory, from any loader.
+
+    The input MODEL stays as it was, and LoRAs may come before or after. Nearer to the original than a loader's fp8:
+    weights get scales, and the layers that matter most stay as they are."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="HeadroomCast",
+            display_name="Layerwise Casting",
+            category="headroom",
+            description=cls.__doc__,
+            search_aliases=["fp8", "int8", "quantize", "layerwise casting", "float8", "nvfp4", "convert dtype"],
+            inputs=[
+                io.Model.Input("model"),
+                *_storage_inputs(),
+                _cache_input(),
+                _sensitivity_input(),
+                io.Conditioning.Input("positive", optional=True, tooltip="Only for sensitivity: what to measure with."),
+            ],
+            outputs=[
+                io.Model.Output(tooltip="A copy of the model; the input is unchanged."),
+                io.String.Output("report", display_name="report"),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model: Any,
+        storage: str,
+        compute: str,
+        skip: str,
+        cache_file: str = "",
+        sensitivity: dict[str, Any] | None = None,
+        positive: Any = None,
+    ) -> io.NodeOutput:
+        settings = CastSettings(storage, compute, skip, cache_file)
+        goal = {name: value for name, value in (sensitivity or {}).items() if name != "sensitivity"}
+        if not goal:
+            result, report = cast_model(model, settings)
+            return io.NodeOutput(result, report.render(), ui=ui.PreviewText(report.render()))
+        result, report, chart = cast_by_sensitivity(model, settings, Goal(**goal), positive)
+        shown = ui.PreviewText(report.render()).as_dict() | ui.PreviewImage(chart, cls=cls).as_dict()
+        return io.NodeOutput(result, report.render(), ui=shown)
+
+
+class HeadroomCastCLIP(io.ComfyNode):
+    """Stores a text encoder's weights in 8 bits (or 16, or 4): T5-XXL takes 9.5 GB in 16 bits.
+
+    The input CLIP stays as it was. Token embeddings, norms and the layers around the blocks stay as they are."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="HeadroomCastCLIP",
+            display_name="Layerwise Casting (text encoder)",
+            category="headroom",
+            description=cls.__doc__,
+            search_aliases=["fp8 t5", "fp8 clip", "quantize text encoder", "int8 clip"],
+            inputs=[io.Clip.Input("clip"), *_storage_inputs(), _cache_input()],
+            outputs=[
+                io.Clip.Output(tooltip="A copy of the text encoder; the input is unchanged."),
+                io.String.Output("report", display_name="report"),
+            ],
+        )
+
+    @classmethod
+    def execute(cls, clip: Any, storage: str, compute: str, skip: str, cache_file: str = "") -> io.NodeOutput:
+        result, report = cast_clip(clip, CastSettings(storage, compute, skip, cache_file))
+        return io.NodeOutput(result, report.render(), ui=ui.PreviewText(report.render()))
