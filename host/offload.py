@@ -1,0 +1,264 @@
+"""A VRAM budget for one MODEL, with block prefetch on top where the host's own manager does not prefetch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management
+import torch
+from comfy.model_patcher import ModelPatcher
+from comfy.patcher_extension import WrappersMP
+from torch import Tensor, nn
+
+from ..memory import Row, file_backed_bytes, format_bytes
+from ..offload import block_lists
+from ..offload.prefetch import BlockPrefetch, Traffic
+from .budget import Budget, block_costs, least_weights, loads_by_the_host, plan_budget, set_budget
+from .device import GB
+from .sampling import current_row, measure_sampling, wrap
+from .transfer import bandwidth
+
+GRANULARITIES = ("auto", "block", "leaf")
+DEFAULT_SLOTS = 2
+WRAPPER_KEY = "headroom_offload"
+ATTACHMENT = "headroom_offload"
+ENGINE = "headroom_prefetch"  # our entry in the host's transformer_options
+COMPILED = "torch.compile"  # the host's key of its wrapper
+
+
+@dataclass(frozen=True)
+class Offload:
+    """What a node asks for.
+
+    Attributes:
+        budget: None: no limit.
+        slots: blocks staged ahead; 0: the host's own streaming.
+        whole: bytes of the model.
+        notes: what does not act here, and why.
+    """
+
+    budget: Budget | None
+    slots: int
+    whole: int
+    notes: tuple[str, ...] = ()
+
+    def summary(self) -> str:
+        if self.budget is None:
+            return "no VRAM budget"
+        how = f"block prefetch, {self.slots} slots" if self.slots else "the host's own streaming"
+        return f"VRAM budget {format_bytes(self.budget.weights)} of {format_bytes(self.whole)} weights, {how}"
+
+
+def apply_offload(
+    model: ModelPatcher, vram_budget_gb: float, granularity: str = "auto", prefetch: int = DEFAULT_SLOTS
+) -> tuple[ModelPatcher, str]:
+    """A MODEL whose weights keep to a budget, and a report; ``model`` is not changed.
+
+    Args:
+        vram_budget_gb: 0 lifts the budget of an earlier node.
+        granularity: one of :data:`GRANULARITIES`.
+        prefetch: blocks staged ahead; 0: the host's own streaming.
+
+    Raises:
+        ValueError: less than the least that works, which it names.
+    """
+    result = model.clone()
+    result.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, WRAPPER_KEY)
+    result.remove_wrappers_with_key(WrappersMP.APPLY_MODEL, WRAPPER_KEY)
+    set_budget(result, None)
+    if vram_budget_gb == 0:
+        result.attachments.pop(ATTACHMENT, None)
+        return result, "Block Offload: no budget; the host decides"
+    refusal = cannot_budget(model)
+    notes = [refusal] if refusal else []
+    slots = 0 if granularity == "leaf" else prefetch
+    if slots and (why := cannot_prefetch(model)) is not None:
+        slots = 0
+        notes.append(f"no block prefetch: {why}")
+    wanted = int(vram_budget_gb * GB)
+    if slots and granularity == "auto" and wanted < least_weights(model, slots):
+        slots = 0
+        notes.append("no block prefetch: the budget leaves no room for staged blocks")
+    budget = None if refusal else plan_budget(model, wanted, slots)
+    offload = Offload(budget, slots, model.model_size(), tuple(notes))
+    set_budget(result, budget)
+    result.attachments[ATTACHMENT] = offload
+    measure_sampling(result)
+    wrap(result, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, Sampling(offload))
+    if slots and budget is not None:
+        wrap(result, WrappersMP.APPLY_MODEL, WRAPPER_KEY, prefetched)
+    return result, report(model, offload)
+
+
+def cannot_budget(model: ModelPatcher) -> str | None:
+    """Why a budget would not be kept here."""
+    state = comfy.model_management.vram_state
+    if not loads_by_the_host(model):
+        return "no budget: another node pack has put its own loading in the place of the host's"
+    if model.load_device.type == "mps" or state is comfy.model_management.VRAMState.SHARED:
+        return "no budget: this device shares its memory with the CPU"
+    if state is comfy.model_management.VRAMState.HIGH_VRAM:
+        return "no budget: ComfyUI was started with --highvram or --gpu-only"
+    return None
+
+
+def cannot_prefetch(model: ModelPatcher) -> str | None:
+    """Why blocks are not prefetched here."""
+    if model.is_dynamic():
+        return "dynamic VRAM streams and prefetches by itself; the budget is its watermark limit"
+    if not acts_on(model.load_device):
+        return f"nothing is copied on {model.load_device.type}; the budget is kept, but no memory is gained"
+    if model.get_additional_models_with_key("multigpu"):
+        return "the model runs on several GPUs"
+    if not block_lists(model.model.diffusion_model).blocks:
+        return "this model has no repeated blocks"
+    return None
+
+
+def acts_on(device: torch.device) -> bool:
+    """Where copies run beside the computation."""
+    return device.type == "cuda"
+
+
+def report(model: ModelPatcher, offload: Offload) -> str:
+    """What is resident and what is streamed, before anything runs."""
+    lines = [f"Block Offload · {offload.summary()}"]
+    if offload.budget is not None:
+        lines += _bytes_lines(model, offload, offload.budget)
+    return "\n".join([*lines, *(f"! {note}" for note in offload.notes)])
+
+
+def _bytes_lines(model: ModelPatcher, offload: Offload, budget: Budget) -> list[str]:
+    costs = block_costs(model)
+    streamed = max(0, offload.whole - budget.loadable)
+    lines = [
+        f"resident up to {format_bytes(min(budget.loadable, offload.whole))},"
+        f" streamed per step {format_bytes(streamed)}"
+    ]
+    if offload.slots and costs:
+        lines.append(
+            f"{len(budget.resident)} of {len(costs)} blocks resident, spread evenly; staging"
+            f" {format_bytes(budget.staging)} for {offload.slots} blocks"
+        )
+    lines.append(f"RAM holds {format_bytes(offload.whole)} of weights{_file_backed(model)}")
+    if streamed:
+        speed = bandwidth(model.load_device)
+        if speed is not None:
+            lines.append(f"at {speed / 1e9:.1f} GB/s to this device a step takes {streamed / speed:.2f} s at least")
+        if _casting_would_halve(model):
+            lines.append("Layerwise Casting first would halve what is streamed")
+    lines.append(f"least budget that works: {format_bytes(least_weights(model, offload.slots))}")
+    return lines
+
+
+def _file_backed(model: ModelPatcher) -> str:
+    mapped = file_backed_bytes(parameter.data for parameter in model.model.parameters())
+    if not mapped:
+        return ""
+    return f", {format_bytes(mapped)} of them as pages of a file, which the system may drop and read again"
+
+
+def _casting_would_halve(model: ModelPatcher) -> bool:
+    parameters = list(model.model.diffusion_model.parameters())
+    weights = sum(parameter.numel() for parameter in parameters)
+    return model.model_size() > 1.5 * weights
+
+
+class Sampling:
+    """Around one sampling: the prefetch engine's life, and what it did."""
+
+    def __init__(self, offload: Offload) -> None:
+        self.offload = offload
+
+    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        guider = executor.class_obj
+        options = guider.model_options.setdefault("transformer_options", {})
+        row = current_row(options)
+        row.notices += self.offload.notes
+        holder = options[ENGINE] = Engine(self.offload.slots)
+        start = time.perf_counter()
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            self._say(row, guider.model_patcher, holder, time.perf_counter() - start)
+            holder.close()
+
+    def _say(self, row: Row, model: ModelPatcher, holder: Engine, seconds: float) -> None:
+        budget = self.offload.budget
+        if budget is None:
+            return
+        loaded = model.loaded_size()
+        row.lines.append(f"weights on the device: {format_bytes(loaded)} of {format_bytes(self.offload.whole)}")
+        traffic = holder.traffic
+        if traffic is not None and traffic.steps:
+            row.lines.append(
+                f"prefetched {len(traffic.copies)} blocks, {format_bytes(traffic.bytes / traffic.steps)} per call,"
+                f" staged {format_bytes(traffic.staged)} at most, {traffic.misses} not in time"
+            )
+            speed = bandwidth(model.load_device)
+            if speed is not None:
+                floor = traffic.bytes / traffic.steps / speed
+                row.lines.append(f"a call took {seconds / traffic.steps:.2f} s; its copies alone {floor:.2f} s")
+
+
+class Engine:
+    """Makes the prefetch of a sampling when its first call comes, and anew when the host has exchanged weights."""
+
+    def __init__(self, slots: int) -> None:
+        self._slots = slots
+        self._prefetch: BlockPrefetch | None = None
+
+    @property
+    def traffic(self) -> Traffic | None:
+        return None if self._prefetch is None else self._prefetch.traffic
+
+    def of(self, network: nn.Module, device: torch.device) -> BlockPrefetch:
+        if self._prefetch is None or not self._prefetch.is_current():
+            blocks = [network.get_submodule(path) for path in block_lists(network).blocks]
+            self._prefetch = BlockPrefetch(blocks, device, self._slots, is_streamed, hidden)
+        return self._prefetch
+
+    def close(self) -> None:
+        self._prefetch = None
+
+
+def is_streamed(layer: nn.Module) -> bool:
+    """Whether the host has left a layer off its device."""
+    return hasattr(layer, "comfy_cast_weights") and not getattr(layer, "comfy_patched_weights", False)
+
+
+# What stands in for weights outside their window; None: the host's own, which a layer can bring over by itself.
+hidden: Callable[[Tensor], Tensor] | None = None
+
+
+def prefetched(executor: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """An apply-model wrapper: hooks on the blocks for this call alone."""
+    model = executor.class_obj
+    options = _options(args, kwargs)
+    engine: Engine | None = options.get(ENGINE)
+    trains = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+    if engine is None or trains or _is_compiled(options):
+        return executor(x, *args, **kwargs)
+    prefetch = engine.of(model.diffusion_model, x.device)
+    if not prefetch.streamed:
+        return executor(x, *args, **kwargs)
+    with prefetch.installed():
+        result = executor(x, *args, **kwargs)
+    if model.current_patcher is not None and model.current_patcher.hook_patches:
+        prefetch.forget()  # hooks write into weights between calls
+    return result
+
+
+def _options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The transformer_options of an apply-model call: the sixth argument, or by name."""
+    position = 4  # after t, c_concat, c_crossattn, control
+    found: dict[str, Any] | None = args[position] if len(args) > position else kwargs.get("transformer_options")
+    return found or {}
+
+
+def _is_compiled(options: dict[str, Any]) -> bool:
+    """Hooks would break its graph; the host drops its streams there too."""
+    return COMPILED in options.get("wrappers", {}).get(WrappersMP.APPLY_MODEL, {})
