@@ -8,14 +8,21 @@ from comfy_api.latest import ComfyExtension, io
 
 from ..host.compat import missing_features
 from .attention import HeadroomAttention
+from .cast import HeadroomCast, HeadroomCastCLIP
+from .local_attention import HeadroomLocalAttention
+from .offload import HeadroomOffload
 from .report import HeadroomReport
 from .vae import HeadroomVAE, HeadroomVAEDecode, HeadroomVAEEncode
 
 NODES: list[type[io.ComfyNode]] = [
     HeadroomAttention,
+    HeadroomLocalAttention,
     HeadroomVAE,
     HeadroomVAEDecode,
     HeadroomVAEEncode,
+    HeadroomCast,
+    HeadroomCastCLIP,
+    HeadroomOffload,
     HeadroomReport,
 ]
 

@@ -574,6 +574,19 @@ def flux() -> Weights:
     return fill(module, transformer_rules("img_in", r"final_layer\.linear", 256, 64))
 
 
+def flux_lora() -> Weights:
+    """A LoRA of rank 4 for the blocks of :func:`flux`, strong enough to be seen."""
+    rank, lora = 4, {}
+    for key, weight in flux().items():
+        layer, is_weight = key.removesuffix(".weight"), key.endswith(".weight") and weight.ndim == 2
+        if is_weight and "_blocks." in key and "mod" not in key:
+            out, into = weight.shape
+            name = f"diffusion_model.{layer}"
+            lora[f"{name}.lora_up.weight"] = torch.randn(out, rank, generator=generator(f"{key} up")) * 0.1
+            lora[f"{name}.lora_down.weight"] = torch.randn(rank, into, generator=generator(f"{key} down")) * 0.1
+    return lora
+
+
 def flux2() -> Weights:
     """Flux.2: modulation shared by all blocks, no biases, gated feed-forward layers."""
     module = host("comfy.ldm.flux.model").Flux(
@@ -722,6 +735,7 @@ MODELS = (
     weights_file("diffusion_models/tiny_flux2", flux2),
     weights_file("diffusion_models/tiny_wan21", wan21),
     weights_file("diffusion_models/tiny_ltxv", ltxv),
+    weights_file("loras/tiny_flux_lora", flux_lora),
     weights_file("text_encoders/tiny_clip_l", clip_l),
     weights_file("vae/tiny_vae_sd", vae_sd),
     weights_file("vae/tiny_vae_flux", lambda: image_vae("Flux", 16, quantised=False)),

@@ -7,7 +7,15 @@ from typing import Any
 from .client import Workflow
 
 # The input that stands in for the first output when a node is bypassed.
-BYPASSED = {"HeadroomAttention": "model", "HeadroomVAE": "vae", "HeadroomReport": "anything"}
+BYPASSED = {
+    "HeadroomAttention": "model",
+    "HeadroomLocalAttention": "model",
+    "HeadroomVAE": "vae",
+    "HeadroomCast": "model",
+    "HeadroomCastCLIP": "clip",
+    "HeadroomOffload": "model",
+    "HeadroomReport": "anything",
+}
 # The stock node, and the inputs that it shares with ours.
 REPLACED = {
     "HeadroomVAEDecode": ("VAEDecode", ("samples", "vae")),

@@ -1,7 +1,7 @@
-// The text of Memory Report on its face. The host shows a node's pictures by itself, its text only on nodes of its own.
+// The text of our reports on the nodes' faces. The host shows a node's pictures by itself, its text only on nodes of its own.
 import { app } from "../../scripts/app.js";
 
-const NODE = "HeadroomReport";
+const NODES = new Set(["HeadroomReport", "HeadroomCast", "HeadroomCastCLIP", "HeadroomOffload"]);
 const WIDGET = "text";
 
 function show(node, output) {
@@ -10,14 +10,14 @@ function show(node, output) {
 }
 
 app.registerExtension({
-  name: "Headroom.MemoryReport",
+  name: "Headroom.Reports",
 
   nodeCreated(node) {
-    if (node.comfyClass !== NODE) return;
+    if (!NODES.has(node.comfyClass)) return;
     const { widget } = app.widgets.STRING(node, WIDGET, ["STRING", { multiline: true }], app);
     widget.element.readOnly = widget.options.read_only = true;
     widget.serialize = widget.options.serialize = false; // neither saved in workflows nor sent with prompts
-    node.setSize([560, 380]);
+    node.setSize([560, Math.max(380, node.size[1])]);
     const onExecuted = node.onExecuted;
     node.onExecuted = function (output) {
       onExecuted?.call(this, output);
@@ -29,7 +29,7 @@ app.registerExtension({
   onNodeOutputsUpdated(outputs) {
     for (const [id, output] of Object.entries(outputs)) {
       const node = app.rootGraph.getNodeById(id);
-      if (node?.comfyClass === NODE) show(node, output);
+      if (NODES.has(node?.comfyClass)) show(node, output);
     }
   },
 });

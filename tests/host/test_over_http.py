@@ -50,6 +50,8 @@ def test_workflow(client: Client, path: Path) -> None:
     assert "0 calls reached" not in report
     if any(item["class_type"] == "HeadroomAttention" for item in workflow.values()):
         assert "attention:" in report
+    if any(item["class_type"] == "HeadroomCast" for item in workflow.values()):
+        assert "float8_e4m3fn_scaled, computing in float32: 32 layers" in report.split("sampling · ")[1]
     assert "decode · " in report
     saved = [entry for output in result.outputs.values() for entry in output.get("images", [])]
     assert saved
@@ -83,6 +85,99 @@ class TestIdentity:
         assert "5" not in second.cached
         assert latent_bytes(client, second) == alone
         assert "16" in second.outputs
+
+
+class TestCasting:
+    CAST = {"storage": "float8_e4m3fn_scaled", "compute": "auto", "skip": "auto"}
+
+    def test_a_branch_beside_a_cast_one(self, client: Client) -> None:
+        alone = latent_bytes(client, client.run(text_to_image(seed=41)))
+        both = text_to_image(seed=41)
+        both["10"] = node("HeadroomCast", model=["1", 0], **self.CAST)
+        both["15"] = {**both["5"], "inputs": both["5"]["inputs"] | {"model": ["10", 0]}}
+        both["16"] = node("SaveLatent", samples=["15", 0], filename_prefix="latents/cast")
+        client.post("/free", {"unload_models": True, "free_memory": True})  # or the host reuses the first result
+        time.sleep(2)  # its worker frees when it next wakes
+        second = client.run(both)
+        assert "5" not in second.cached
+        assert latent_bytes(client, second) == alone
+        assert latent_bytes(client, second, "16") != alone
+        assert "Layerwise Casting · float8_e4m3fn_scaled" in report_of(second, "10")
+
+    def test_before_and_after_a_lora(self, client: Client) -> None:
+        workflow = json.loads((WORKFLOWS[0].parent / "flux_cast_lora.json").read_text())
+        after = latent_bytes(client, client.run(workflow), "13")
+        workflow["18"]["inputs"]["model"] = ["1", 0]
+        workflow["17"]["inputs"]["model"] = ["18", 0]
+        for reader in ("8", "11", "15"):
+            workflow[reader]["inputs"]["model"] = ["17", 0]
+        assert latent_bytes(client, client.run(workflow), "13") == after
+
+    def test_sensitivity_shows_its_chart(self, client: Client) -> None:
+        workflow = json.loads((WORKFLOWS[0].parent / "flux_cast_lora.json").read_text())
+        chosen = {"sensitivity": "size", "sensitivity.size_limit": 0.5, "positive": ["5", 0]}
+        workflow["17"]["inputs"] |= chosen
+        result = client.run(workflow)
+        assert "groups kept" in report_of(result, "17")
+        assert len(client.image(result.outputs["17"]["images"][0])) > 1000
+
+    @pytest.mark.parametrize(
+        ("settings", "sentence"),
+        [
+            ({"skip": "auto\n["}, "skip: line 2, '[', is no regular expression"),
+            ({"skip": "."}, "skip: these rules leave no layer to cast; remove one, or write auto"),
+            ({"cache_file": "../x"}, "cache_file: '../x' is no file name"),
+            ({"sensitivity": "error", "sensitivity.target_db": 40.0}, "positive: sensitivity runs the model"),
+        ],
+    )
+    def test_bad_input(self, client: Client, settings: dict, sentence: str) -> None:
+        graph = text_to_image(seed=42)
+        graph["10"] = node("HeadroomCast", model=["1", 0], **self.CAST | settings)
+        graph["5"]["inputs"]["model"] = ["10", 0]
+        with pytest.raises(PromptFailed) as failure:
+            client.run(graph)
+        assert sentence in failure.value.exception_message
+        assert failure.value.exception_message.strip().count("\n") == 0
+
+
+class TestOffload:
+    def test_budgets_on_two_branches_and_in_a_second_prompt(self, client: Client) -> None:
+        alone = latent_bytes(client, client.run(text_to_image(seed=51)))
+        for first, second in ((0.05, 0.1), (0.12, 0.03)):
+            both = text_to_image(seed=51)
+            for number, budget in (("10", first), ("11", second)):
+                both[number] = node("HeadroomOffload", model=["1", 0], vram_budget_gb=budget, granularity="auto")
+                sampler, saver = f"{number}5", f"{number}6"
+                both[sampler] = {**both["5"], "inputs": both["5"]["inputs"] | {"model": [number, 0]}}
+                both[saver] = node("SaveLatent", samples=[sampler, 0], filename_prefix="latents/offload")
+            result = client.run(both)
+            assert latent_bytes(client, result, "106") == alone
+            assert latent_bytes(client, result, "116") == alone
+            assert "Block Offload · VRAM budget" in report_of(result, "10")
+
+    def test_interrupted_in_its_second_step_and_run_again(self, client: Client) -> None:
+        graph = text_to_image(seed=52)
+        graph["5"]["inputs"]["steps"] = 4
+        alone = latent_bytes(client, client.run(graph))
+        ours = {**graph, "10": node("HeadroomOffload", model=["1", 0], vram_budget_gb=0.05, granularity="auto")}
+        ours["5"] = {**graph["5"], "inputs": graph["5"]["inputs"] | {"model": ["10", 0]}}
+
+        def cancel(progress: Any) -> None:
+            if progress.node_type == "KSampler" and progress.value == 2:
+                threading.Thread(target=client.interrupt).start()
+
+        with pytest.raises(PromptInterrupted):
+            client.run(ours, progress=cancel)
+        assert latent_bytes(client, client.run(ours)) == alone
+
+    def test_too_small_a_budget_names_the_least(self, client: Client) -> None:
+        graph = text_to_image(seed=53)
+        graph["10"] = node("HeadroomOffload", model=["1", 0], vram_budget_gb=0.001, granularity="leaf")
+        graph["5"]["inputs"]["model"] = ["10", 0]
+        with pytest.raises(
+            PromptFailed, match=r"vram_budget_gb: 0\.001 GB is less than the 0\.\d+ GB that this model needs"
+        ):
+            client.run(graph)
 
 
 class TestReport:

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ENGINES = ("attention", "vae", "memory")
+ENGINES = ("attention", "vae", "offload", "memory")
 PARTS = (*ENGINES, "host", "nodes")
 # The design's arrows: nodes -> host -> engines -> torch.
 MAY_IMPORT = {
     "attention": set(),
     "vae": set(),
+    "offload": set(),
     "memory": set(),
     "host": set(ENGINES),
     "nodes": {*ENGINES, "host"},
