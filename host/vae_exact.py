@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..memory import Row
 from ..memory.report import format_bytes
-from ..vae.exact import CannotRecord, DoesNotFit, ExactRun, Report, Schedule, StoreOverflow
+from ..vae.exact import CannotRecord, DoesNotFit, ExactRun, PlannedRun, Report, Schedule, StoreOverflow
 from .compat import is_out_of_memory
 from .vae_attention import attend
 
@@ -97,6 +97,21 @@ class ExactPass:
         self.report = run.report
         return out
 
+    def plan(self, call: Callable[[ExactRun], Tensor]) -> int:
+        """Bytes of a slice at its peak, as planned: for a VAE without data, nothing is computed.
+
+        Raises:
+            NotExact, DoesNotFit: as for :meth:`run`.
+        """
+        run = self._prepared(self.budget, False, lambda done, out: None, PlannedRun)
+        try:
+            call(run)
+        except CannotRecord as error:
+            raise NotExact(str(error)) from error
+        finally:
+            run.close()
+        return run.report.peak
+
     def _rungs(self) -> Iterator[tuple[float, bool]]:
         """Budgets to try one after the other, and whether stored maps lie in host memory."""
         yield self.budget, False
@@ -107,8 +122,14 @@ class ExactPass:
         if self.vae.device.type != "cpu":
             yield self.budget, True
 
-    def _prepared(self, budget: float, offload: bool, on_strip: Callable[[float, Tensor | None], None]) -> ExactRun:
-        return ExactRun(
+    def _prepared(
+        self,
+        budget: float,
+        offload: bool,
+        on_strip: Callable[[float, Tensor | None], None],
+        kind: type[ExactRun] = ExactRun,
+    ) -> ExactRun:
+        return kind(
             budget,
             store=self.store,
             rows=self.rows,

@@ -115,12 +115,9 @@ class VAEPass:
         """Each slice of the batch by the exact engine."""
         vae, settings = self.vae, self.settings
         model_management.load_models_gpu([vae.patcher], memory_required=0, force_full_load=True)
-        store = torch.float16 if settings.store == "float16" and vae.vae_dtype.itemsize > 2 else None
         step = self.slice_step(x)
         slices = math.ceil(x.shape[0] / step)
-        # Results of all slices gather where the output goes; a single slice's is counted by the engine.
-        gathered = self.output_bytes(x) if slices > 1 and vae.output_device.type == vae.device.type else 0
-        exact = ExactPass(vae, self.work_budget() - gathered, store, self.strip_rows(), row)
+        exact = self.exact_pass(x, row)
         preview = PassPreview(vae, slices, self.direction)
         out: Tensor | None = None
         for start in range(0, x.shape[0], step):
@@ -140,6 +137,17 @@ class VAEPass:
         if self.adds_noise:
             row.lines.append("this VAE adds noise of its own, by the host's random numbers, as untiled it would")
         return out.to(vae.vae_output_dtype())
+
+    def exact_pass(self, x: Tensor, row: Row) -> ExactPass:
+        """What the slices of a batch share, with what their results leave of the budget."""
+        vae = self.vae
+        store = torch.float16 if self.settings.store == "float16" and vae.vae_dtype.itemsize > 2 else None
+        return ExactPass(vae, self.work_budget() - self.gathered_bytes(x), store, self.strip_rows(), row)
+
+    def gathered_bytes(self, x: Tensor) -> int:
+        """Results of all slices gather where the output goes; a single slice's is counted by the engine."""
+        several = x.shape[0] > self.slice_step(x)
+        return self.output_bytes(x) if several and self.vae.output_device.type == self.vae.device.type else 0
 
     def recorded(self, run: ExactRun, x: Tensor) -> Tensor:
         """Runs the autoencoder on one slice by the exact engine; the result on the output device."""

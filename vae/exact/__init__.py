@@ -7,9 +7,19 @@ fits a byte budget (:mod:`.schedule`, :mod:`.windows`), and the passes run strip
 """
 
 from .engine import DoesNotFit, ExactRun, Report
+from .planned import PlannedRun
 from .record import Recorded
 from .schedule import Schedule
 from .stores import StoreOverflow
 from .value import CannotRecord
 
-__all__ = ["CannotRecord", "DoesNotFit", "ExactRun", "Recorded", "Report", "Schedule", "StoreOverflow"]
+__all__ = [
+    "CannotRecord",
+    "DoesNotFit",
+    "ExactRun",
+    "PlannedRun",
+    "Recorded",
+    "Report",
+    "Schedule",
+    "StoreOverflow",
+]

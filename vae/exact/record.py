@@ -152,7 +152,7 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.rules = rules
-        self.owned = {tensor.untyped_storage().data_ptr() for tensor in owned}
+        self.owned = {_storage(tensor) for tensor in owned}
         self.materialise, self.write_into, self.attend = materialise, write_into, attend
         self.live: WeakSet[Recorded] = WeakSet()
         self.materialised: list[str] = []
@@ -240,7 +240,7 @@ class Recorder(TorchFunctionMode):
         return self.materialise(node)
 
     def rejoin(self, item: Any) -> Any:
-        if type(item) is Tensor and item.ndim >= 4 and item.is_floating_point() and item.numel() >= SMALLEST_FILLED:
+        if is_plain(item) and item.ndim >= 4 and item.is_floating_point() and item.numel() >= SMALLEST_FILLED:
             return self.leaf(item)
         return item
 
@@ -249,8 +249,8 @@ class Recorder(TorchFunctionMode):
         self.pending.append((node, target))
 
     def touches_pending(self, tree: Any) -> bool:
-        storages = {target.untyped_storage().data_ptr() for _, target in self.pending}
-        return any(type(item) is Tensor and item.untyped_storage().data_ptr() in storages for item in tensors_in(tree))
+        storages = {_storage(target) for _, target in self.pending}
+        return any(is_plain(item) and _storage(item) in storages for item in tensors_in(tree))
 
     def flush(self) -> None:
         """Writes what was deferred."""
@@ -260,7 +260,7 @@ class Recorder(TorchFunctionMode):
 
     def keep(self, weight: Tensor) -> Tensor:
         """A weight for later: the host casts some into buffers that it uses again for the next layer."""
-        if not weight.is_cuda or weight.untyped_storage().data_ptr() in self.owned:
+        if not weight.is_cuda or _storage(weight) in self.owned:
             return weight
         return weight.clone()
 
@@ -279,3 +279,13 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, dict):
         for item in tree.values():
             yield from tensors_in(item)
+
+
+def is_plain(item: Any) -> bool:
+    """A tensor of the module's own making, with data or without; neither recorded nor a weight."""
+    return isinstance(item, Tensor) and not isinstance(item, (Recorded, torch.nn.Parameter))
+
+
+def _storage(tensor: Tensor) -> int:
+    """What views of the same memory have in common, also where there is no data."""
+    return int(tensor.untyped_storage()._cdata)

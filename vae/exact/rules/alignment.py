@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-
 from ..graph import Node, Rows
 from ..ops import Coarsen, Refine
-from ..record import Recorded, Recorder, tensors_in
+from ..record import Recorded, Recorder, is_plain, tensors_in
 
 
 def single(node: Node) -> Node:
@@ -51,7 +49,7 @@ def joined(recorder: Recorder, args: Any) -> Any:
     def join(item: Any) -> Any:
         if isinstance(item, (list, tuple)):
             return type(item)(join(one) for one in item)
-        if type(item) is not Tensor or item.ndim < from_end or node.rows.unit != 1:
+        if not is_plain(item) or item.ndim < from_end or node.rows.unit != 1:
             return item
         dim = item.ndim - from_end
         return recorder.leaf(item, dim) if item.shape[dim] == node.rows.count != 1 else item
