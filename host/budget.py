@@ -178,8 +178,8 @@ def least_weights(model: ModelPatcher, slots: int) -> int:
             largest = max(largest, size)
         else:
             fixed += size
-    costs = list(block_costs(model).values())
-    return fixed + largest + (least_budget(costs, slots) if slots and costs else 0)
+    costs = list(block_costs(model).values()) if slots else []
+    return fixed + largest + (least_budget(costs, slots) if costs else 0)
 
 
 def _leaves(model: ModelPatcher) -> list[torch.nn.Module]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ..offload import CastLayer, Layer, LayerKind, NoiseMeter, SkipRules, Storage, cast_plain, plan_layers, row_parts
 from .quantised import (
@@ -119,6 +120,8 @@ class Caster:
 
 def _unfit(weight: Tensor) -> str | None:
     """Weights that no scale can be found for: those of zeros would be divided by zero."""
+    if isinstance(weight, FakeTensor):
+        return None
     low, high = (float(end) for end in torch.aminmax(weight))
     if not math.isfinite(high - low):
         return "holds infinite or undefined weights"

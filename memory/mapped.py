@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import psutil
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def file_backed_bytes(tensors: Iterable[Tensor]) -> int | None:
@@ -21,7 +22,8 @@ def file_backed_bytes(tensors: Iterable[Tensor]) -> int | None:
     except (AttributeError, NotImplementedError, psutil.Error):
         return None
     starts = [start for start, _ in ranges]
-    return sum(tensor.nbytes for tensor in tensors if _inside(tensor.data_ptr(), starts, ranges))
+    real = (tensor for tensor in tensors if not isinstance(tensor, FakeTensor))
+    return sum(tensor.nbytes for tensor in real if _inside(tensor.data_ptr(), starts, ranges))
 
 
 def _range(addresses: str) -> tuple[int, int]:
