@@ -1,0 +1,61 @@
+"""The card that a prediction is made for: this machine's, or another one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+GB = 2**30
+THIS_MACHINE = "this machine"
+# Compute capabilities by the names their owners know: GTX 16 / RTX 20, A100, RTX 30, RTX 40, H100, RTX 50.
+CAPABILITIES = {"sm75": (7, 5), "sm80": (8, 0), "sm86": (8, 6), "sm89": (8, 9), "sm90": (9, 0), "sm120": (12, 0)}
+GPU_CHOICES = (THIS_MACHINE, *CAPABILITIES)
+
+
+@dataclass(frozen=True)
+class Card:
+    """Where the predicted work runs.
+
+    Attributes:
+        name: for people.
+        device: the type of device that its tensors say they are on; no such device need be there.
+        total: bytes of memory.
+        capability: compute capability of an NVIDIA card, None for anything else.
+        reserved: bytes that the driver and the host keep for themselves.
+        threads: of a CPU; its attention kernels have a buffer each.
+    """
+
+    name: str
+    device: torch.device
+    total: int
+    capability: tuple[int, int] | None = None
+    reserved: int = 0
+    threads: int = 1
+
+    @property
+    def is_cuda(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def granularity(self) -> int:
+        """Bytes that the allocator rounds up to: CUDA's caching one to 512, a CPU's does not."""
+        return 512 if self.is_cuda else 1
+
+
+def named_card(name: str, vram_gb: float, reserved: int = 0) -> Card:
+    """An NVIDIA card by its compute capability.
+
+    Args:
+        name: a key of :data:`CAPABILITIES`.
+        vram_gb: its memory, in GB of 2^30 bytes.
+        reserved: bytes the driver and the host keep.
+
+    Raises:
+        ValueError: an unknown name, or no memory.
+    """
+    if name not in CAPABILITIES:
+        raise ValueError(f"gpu: '{name}' is not known; choose one of {', '.join(GPU_CHOICES)}")
+    if vram_gb <= 0:
+        raise ValueError(f"vram_gb: say how many GB the {name} card has; 0 means this machine's own card")
+    return Card(f"{name}, {vram_gb:g} GB", torch.device("cuda"), int(vram_gb * GB), CAPABILITIES[name], reserved)

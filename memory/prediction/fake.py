@@ -1,0 +1,95 @@
+"""Copies of modules and tensors that have shapes, dtypes and a device, and no data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_map
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def fake_mode() -> FakeTensorMode:
+    """Within it, operators compute shapes only. Real tensors that meet fake ones are taken for fake as well."""
+    return FakeTensorMode(allow_non_fake_inputs=True)
+
+
+def fake_tensor(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor like another on some device, without data. Call it within :func:`fake_mode`.
+
+    Quantised tensors are made anew of fake parts.
+    """
+    if is_traceable_wrapper_subclass(tensor):
+        names, context = tensor.__tensor_flatten__()
+        parts = {name: fake_tensor(getattr(tensor, name), device) for name in names}
+        return type(tensor).__tensor_unflatten__(parts, context, tensor.shape, tensor.stride())
+    # Those that know their number are made anew: it would be computed with, on a device that is not there.
+    if isinstance(tensor, FakeTensor) and tensor.device.type == device.type and tensor.constant is None:
+        return tensor
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+
+def fake_tree(values: Any, device: torch.device | None = None) -> Any:
+    """The same structure with every tensor faked, on a device or (None) on its own."""
+    return tree_map(
+        lambda value: fake_tensor(value, device or value.device) if isinstance(value, Tensor) else value, values
+    )
+
+
+def fake_copy(module: Module, mode: FakeTensorMode, device: torch.device, memo: dict[int, Any] | None = None) -> Module:
+    """A copy of a module whose parameters and buffers have no data; the module itself is only read.
+
+    Args:
+        module: any module; its weights are not touched, wherever they are.
+        mode: of :func:`fake_mode`; not entered yet.
+        device: where the copy's parameters and buffers say they are. Plain tensor attributes stay on theirs.
+        memo: as for :func:`copy.deepcopy`: what stands in for objects by their ids.
+    """
+    memo = dict(memo or {})
+    for parameter in module.parameters():
+        memo[id(parameter)] = fake = _fake(parameter, mode, device)
+        fake._is_param = True  # all that torch's Parameter would do here
+    for buffer in module.buffers():
+        memo[id(buffer)] = _fake(buffer, mode, device)
+    for value in _plain_tensors(module):
+        memo.setdefault(id(value), _fake(value, mode, value.device))
+    # Outside: tensors in places that are not walked here are small, and copied as they are.
+    return copy.deepcopy(module, memo)
+
+
+def _fake(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tensor:
+    """As :func:`fake_tensor`, without going through the dispatcher: a model has thousands of them."""
+    if is_traceable_wrapper_subclass(tensor):
+        with mode:
+            return fake_tensor(tensor.data, device)
+    shape = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    return FakeTensor(mode, shape, device)
+
+
+def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
+    for inner in module.modules():
+        yield from (value for value in vars(inner).values() if isinstance(value, Tensor))
+
+
+def name_modules(module: nn.Module, running: list[str]) -> None:
+    """Has a module of ours keep the paths of its running parts in ``running``, outermost first."""
+    for path, part in module.named_modules():
+        part.register_forward_pre_hook(_entering(running, path))
+        part.register_forward_hook(_leaving(running), always_call=True)
+
+
+def _entering(running: list[str], path: str) -> Callable[..., None]:
+    return lambda part, args: running.append(path)
+
+
+def _leaving(running: list[str]) -> Callable[..., None]:
+    def leave(part: nn.Module, args: Any, result: Any) -> None:
+        running.pop()
+
+    return leave

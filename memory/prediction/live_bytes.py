@@ -1,0 +1,147 @@
+"""Follows every storage on a device from its birth to its death: the bytes alive at once, and where they are most."""
+
+from __future__ import annotations
+
+import weakref
+from array import array
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_iter
+
+Hidden = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
+
+
+class _Peaks(NamedTuple):
+    peak: int
+    live_peak: int
+    operator: str
+    module: str
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts bytes of the storages on one type of device; for real tensors and for those without data.
+
+    Storages are followed by weak references, so that a tensor counts until the last view of it is gone. Operators that
+    are made of others are opened: under inference mode they come here whole, with their inner tensors unseen.
+
+    Attributes:
+        live: bytes alive now.
+        peak: the most at once, what kernels hold inside included.
+        live_peak: the most at once of what tensors hold.
+        peak_operator: what ran then.
+        peak_module: the innermost module that ran then, where :attr:`modules` says.
+        timeline: live bytes after each operator.
+        modules: paths of the modules that are running; whoever runs them keeps it.
+    """
+
+    def __init__(self, device_type: str, granularity: int = 1, hidden: Hidden | None = None) -> None:
+        """
+        Args:
+            device_type: whose storages count.
+            granularity: bytes a storage is rounded up to.
+            hidden: bytes that a kernel holds only while it runs: (operator, args, kwargs, result) -> bytes.
+        """
+        super().__init__()
+        self.device_type, self.granularity, self.hidden = device_type, granularity, hidden
+        self.live = self.peak = self.live_peak = 0
+        self.peak_operator = self.peak_module = ""
+        self.timeline = array("q")
+        self.modules: list[str] = []
+        self._others: list[Any] = []
+        self._known: dict[int, weakref.ref[Any]] = {}
+        self._key = device_type.upper()
+
+    def add(self, tensors: Iterable[Any]) -> None:
+        """Counts the storages of these tensors, each once."""
+        for tensor in tensors:
+            if isinstance(tensor, Tensor):
+                self._add(tensor)
+
+    def leave_out(self, tensors: Iterable[Any]) -> None:
+        """These belong to somebody else: they and their views are not counted."""
+        self._others = [
+            inner.untyped_storage() for one in tensors if isinstance(one, Tensor) for inner in inner_tensors(one)
+        ]
+        self._known |= {storage._cdata: weakref.ref(storage) for storage in self._others}
+
+    def _add(self, tensor: Tensor) -> None:
+        for inner in inner_tensors(tensor):
+            if inner.device.type != self.device_type:
+                continue
+            storage = inner.untyped_storage()
+            key = storage._cdata
+            size = -(-storage.nbytes() // self.granularity) * self.granularity
+            if size == 0 or key in self._known:
+                continue
+            self._known[key] = weakref.ref(storage, self._forget(key, size))
+            self.live += size
+
+    def _forget(self, key: int, size: int) -> Callable[[Any], None]:
+        def forget(_: Any) -> None:
+            if self._known.pop(key, None) is not None:
+                self.live -= size
+
+        return forget
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs an operator that is not made of others."""
+        return func(*args, **kwargs)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if _is_made_of_others(func, self._key):
+            with self:
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = self.run(func, args, kwargs)
+        self.add(tree_iter(result))
+        inside = self.hidden(func, args, kwargs, result) if self.hidden is not None else 0
+        self.live_peak = max(self.live_peak, self.live)
+        self.timeline.append(self.live)
+        if self.live + inside > self.peak:
+            self.peak, self.peak_operator = self.live + inside, str(func)
+            self.peak_module = self.modules[-1] if self.modules else ""
+        return result
+
+    def begin_stretch(self) -> _Peaks:
+        """From here on, peaks are those of a stretch; what they were so far is for :meth:`end_stretch`."""
+        so_far = _Peaks(self.peak, self.live_peak, self.peak_operator, self.peak_module)
+        self.peak = self.live_peak = self.live
+        return so_far
+
+    def end_stretch(self, so_far: _Peaks) -> None:
+        """Peaks are those of the whole again."""
+        if so_far.peak >= self.peak:
+            self.peak, self.peak_operator, self.peak_module = so_far.peak, so_far.operator, so_far.module
+        self.live_peak = max(self.live_peak, so_far.live_peak)
+
+    def reach(self, peak: int, operator: str, module: str) -> None:
+        """Work that is known to reach a peak from here, and is not followed."""
+        self.timeline.append(peak)
+        if peak > self.peak:
+            self.peak, self.peak_operator, self.peak_module = peak, operator, module
+
+
+def inner_tensors(tensor: Tensor) -> Iterable[Tensor]:
+    """The tensors that hold a tensor's bytes: those a quantised one is made of, else itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return (tensor,)
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+
+
+@cache
+def _is_made_of_others(func: Any, key: str) -> bool:
+    """Whether an operator has no kernel of its own for a device, only a formula of other operators."""
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    try:
+        return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), key)
+    except (AttributeError, RuntimeError):  # prim::device and the like
+        return False

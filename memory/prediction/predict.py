@@ -1,0 +1,140 @@
+"""Runs work without data and says what memory it would take."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch.utils._pytree import tree_leaves
+
+from .card import Card
+from .fused_attention import FusedAttention
+from .live_bytes import LiveBytes
+from .repeats import Repeats
+from .workspace import DOCUMENTED, Workspaces
+
+TIMELINE_POINTS = 200
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Bytes of one stretch of work on a card.
+
+    Attributes:
+        weights: on the device before it starts.
+        activations: at the peak, above the weights; what kernels hold inside included.
+        live: the same of tensors alone.
+        constant: what libraries hold on to throughout, such as cuBLAS's workspace.
+        operator, module: what runs at the peak.
+        timeline: live bytes above the weights, evenly spread over the operators.
+        operators: how many ran.
+        kernels: attention calls by torch's kernel, on a CUDA card.
+        seconds: the prediction took.
+    """
+
+    weights: int
+    activations: int
+    live: int = 0
+    constant: int = 0
+    operator: str = ""
+    module: str = ""
+    timeline: tuple[int, ...] = ()
+    operators: int = 0
+    kernels: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def peak(self) -> int:
+        return self.weights + self.activations + self.constant
+
+
+class CannotPredict(Exception):
+    """The work looks at its data, or does not run without; the message names the operator and the module."""
+
+
+def predict(
+    mode: FakeTensorMode,
+    card: Card,
+    weights: Iterable[Any],
+    work: Callable[[LiveBytes], Any],
+    workspaces: Workspaces = DOCUMENTED,
+    repeats: Repeats | None = None,
+    given: Any = (),
+) -> Prediction:
+    """Follows ``work`` through its operators.
+
+    Args:
+        mode: what the tensors were faked in.
+        card: where the work would run. Its tensors are on a device of that type.
+        weights: tensors that are there already.
+        work: called once; what it returns counts until it is done. It gets the tracker, whose ``live`` answers how
+            much memory would be free by then.
+        workspaces: what kernels hold inside.
+        repeats: of the module that the work runs.
+        given: what the work gets from elsewhere, which holds on to it.
+
+    Raises:
+        CannotPredict: an operator whose result or shape depends on data, or code that fails without them.
+    """
+    start = time.perf_counter()
+    tracker = _WithoutData(card.device.type, card.granularity, workspaces.hidden(card))
+    repeats = repeats or Repeats()
+    repeats.tracker = tracker
+    fused = FusedAttention(card, repeats.kernels)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mode)
+        stack.enter_context(torch.no_grad())
+        tracker.leave_out(tree_leaves(given))
+        tracker.add(tree_leaves(list(weights)))
+        held = tracker.peak = tracker.live
+        if card.is_cuda:
+            stack.enter_context(fused)
+        stack.enter_context(tracker)
+        try:
+            work(tracker)
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise CannotPredict(f"{error.func} depends on data{_where(tracker)}") from error
+        except (RuntimeError, TypeError, NotImplementedError, AttributeError, KeyError) as error:
+            # Code that does not take tensors without data, or inputs that it would not take with data either.
+            said = str(error).strip().partition("\n")[0]
+            raise CannotPredict(f"{type(error).__name__}{_where(tracker)}: {said}") from error
+    return Prediction(
+        weights=held,
+        activations=tracker.peak - held,
+        live=max(0, tracker.live_peak - held),
+        constant=workspaces.constant(card),
+        operator=tracker.peak_operator,
+        module=tracker.peak_module,
+        timeline=_thinned(tracker.timeline, held),
+        operators=len(tracker.timeline),
+        kernels=dict(Counter(fused.taken)),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def _where(tracker: LiveBytes) -> str:
+    return f" in {tracker.modules[-1]}" if tracker.modules else ""
+
+
+class _WithoutData(LiveBytes):
+    """Mends what torch (2.11) says of tensors without data and does not do with real ones."""
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = super().run(func, args, kwargs)
+        if func is torch.ops.aten.native_group_norm.default and args[0].stride() != result[0].stride():
+            # One picture with its channels last comes out with strides that later operators do not recognise.
+            return (torch.empty_like(args[0]), *result[1:])
+        return result
+
+
+def _thinned(timeline: Iterable[int], held: int) -> tuple[int, ...]:
+    """The highest of each of some equal stretches."""
+    points = list(timeline)
+    step = max(1, -(-len(points) // TIMELINE_POINTS))
+    return tuple(max(points[at : at + step]) - held for at in range(0, len(points), step))

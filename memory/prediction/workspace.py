@@ -1,0 +1,172 @@
+"""What kernels hold only while they run: documented constants, which a calibration on the card replaces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .card import Card
+
+aten = torch.ops.aten
+MiB = 2**20
+HALF = (torch.float16, torch.bfloat16)
+# A convolution with fewer values than this goes past oneDNN, to one that unfolds its input.
+ONEDNN_FROM = 20480
+
+
+@dataclass(frozen=True)
+class Workspaces:
+    """Bytes beyond inputs and result, by kernel.
+
+    Attributes:
+        convolution: times the bytes of input, weight and result together, on a CUDA device: cuDNN's kernels for half
+            precision and TF32 work on copies in another layout.
+        pointwise_convolution: the same for kernels of one pixel.
+        channels_last: whether convolutions whose tensors are in that layout already are counted too.
+        product: bytes that cuBLAS keeps from its first product on; None: by the card's generation.
+        measured: bytes by signature of a convolution, from a calibration; they come before the rule.
+    """
+
+    convolution: float = 1.0
+    pointwise_convolution: float = 1.0
+    channels_last: bool = True
+    product: int | None = None
+    measured: dict[str, int] = field(default_factory=dict)
+
+    def constant(self, card: Card) -> int:
+        """Bytes that are held from the first kernels on."""
+        if not card.is_cuda:
+            return 0
+        if self.product is not None:
+            return self.product
+        # As torch's cublasLt and cuBLAS ask for: 4096 KiB twice and 16 KiB eight times, 32 MiB from Hopper on.
+        return 32 * MiB if (card.capability or (0, 0)) >= (9, 0) else int(8.125 * MiB)
+
+    def hidden(self, card: Card) -> Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]:
+        """The rule for a card: (operator, args, kwargs, result) -> bytes."""
+        rules = self._on_cuda() if card.is_cuda else _on_cpu(card.threads) if card.device.type == "cpu" else {}
+
+        def inside(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
+            rule = rules.get(func)
+            return rule(args, result) if rule is not None else 0
+
+        return inside
+
+    def _on_cuda(self) -> dict[Any, Callable[[tuple[Any, ...], Any], int]]:
+        return {
+            aten.convolution.default: self._cudnn_convolution,
+            aten._scaled_dot_product_efficient_attention.default: _accumulator,
+            aten._safe_softmax.default: _safe_softmax,
+        }
+
+    def _cudnn_convolution(self, args: tuple[Any, ...], out: Tensor) -> int:
+        x, weight = args[0], args[1]
+        known = self.measured.get(signature(x, weight, args[3]))
+        if known is not None:
+            return known
+        pointwise = math.prod(weight.shape[2:]) == 1
+        copies = (_in_eights(t) for t in (x, weight, out) if self.channels_last or not _is_channels_last(t))
+        return int((self.pointwise_convolution if pointwise else self.convolution) * sum(copies))
+
+
+DOCUMENTED = Workspaces()
+
+
+def signature(x: Tensor, weight: Tensor, stride: Any) -> str:
+    """What a convolution's workspace depends on."""
+    layout = "channels_last" if _is_channels_last(x) else "contiguous"
+    shapes = "x".join(map(str, x.shape)), "x".join(map(str, weight.shape)), "x".join(map(str, stride))
+    return " ".join((str(x.dtype).removeprefix("torch."), layout, *shapes))
+
+
+def _in_eights(x: Tensor) -> int:
+    """Bytes with the channels rounded up to eight, as tensor cores want them."""
+    channels = x.shape[1]
+    return x.numel() // max(1, channels) * (-(-channels // 8) * 8) * x.element_size()
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    if x.ndim not in (4, 5) or x.shape[1] == 1:
+        return False
+    layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
+    return x.is_contiguous(memory_format=layout) and not x.is_contiguous()
+
+
+def _accumulator(args: tuple[Any, ...], result: Any) -> int:
+    """The memory-efficient kernel adds up wide values of half precision in float32."""
+    values = args[2]
+    return 4 * result[0].numel() if values.dtype in HALF and values.shape[-1] > 128 else 0
+
+
+def _safe_softmax(args: tuple[Any, ...], out: Tensor) -> int:
+    """It has a mask of what is -inf beside its result, unseen by any mode."""
+    return out.numel()
+
+
+# ------------------------------------------------------------------------------------------------------------ on a CPU
+
+
+def _on_cpu(threads: int) -> dict[Any, Callable[[tuple[Any, ...], Any], int]]:
+    """Read off single operators by torch's own profiler (torch 2.11, x86)."""
+
+    def attention(args: tuple[Any, ...], result: Any) -> int:
+        return threads * _flash_buffer(args[0], args[2])
+
+    def convolution(args: tuple[Any, ...], out: Tensor) -> int:
+        return _cpu_convolution(args, out, threads)
+
+    return {
+        aten.convolution.default: convolution,
+        aten._safe_softmax.default: _safe_softmax,
+        aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
+    }
+
+
+def _cpu_convolution(args: tuple[Any, ...], out: Tensor, threads: int) -> int:
+    x, weight, stride, transposed = args[0], args[1], args[3], args[6]
+    kernel = math.prod(weight.shape[2:])
+    if transposed:
+        return 2 * _bytes(out)
+    if not _by_onednn(x, weight, stride, args[8], threads):
+        # It unfolds: a column of input values per pixel of the result.
+        return 0 if kernel == 1 else x.shape[1] * kernel * (out.numel() // out.shape[1]) * x.element_size()
+    if _is_channels_last(x):
+        return 2 * _bytes(weight)
+    # Copies in blocks of channels, of input and weight first, then of the result. A few channels stay as they are.
+    of_input = _bytes(x) if x.shape[1] >= 8 else 0
+    return max(of_input + _bytes(weight), _bytes(out))
+
+
+def _by_onednn(x: Tensor, weight: Tensor, stride: Any, groups: int, threads: int) -> bool:
+    """torch's own choice (aten/src/ATen/native/Convolution.cpp, use_mkldnn)."""
+    if x.dtype not in (torch.float32, *HALF) or (x.dtype in HALF and not _onednn_has(x.dtype)):
+        return False
+    pointwise = weight.shape[-1] == 1 and weight.shape[-2] == 1
+    if pointwise and threads == 1 and x.shape[0] < 16 and all(step == 1 for step in stride):
+        return False
+    large_kernel = weight.shape[-1] > 3 and weight.shape[-2] > 3
+    return groups > 1 or large_kernel or x.shape[0] > 1 or math.prod(x.shape[:4]) > ONEDNN_FROM
+
+
+def _onednn_has(dtype: torch.dtype) -> bool:
+    name = "_is_mkldnn_bf16_supported" if dtype == torch.bfloat16 else "_is_mkldnn_fp16_supported"
+    asks = getattr(torch.ops.mkldnn, name, None)
+    return bool(asks is not None and asks())
+
+
+def _flash_buffer(q: Tensor, v: Tensor) -> int:
+    """A thread's tile of scores, maxima, sums and products (aten/src/ATen/native/cpu/FlashAttentionKernel.cpp)."""
+    queries, keys = q.shape[2], v.shape[2]
+    rows = 256 if queries >= 768 else 64 if queries >= 192 else 32
+    rows, columns = min(rows, queries), min(512, keys)
+    floats = rows * columns + 2 * rows + rows * v.shape[3]
+    return 4 * floats + (2 * rows * columns if q.dtype in HALF else 0)
+
+
+def _bytes(x: Tensor) -> int:
+    return x.numel() * x.element_size()
