@@ -9,6 +9,7 @@ from comfy_api.latest import ComfyExtension, io
 from ..host.compat import missing_features
 from .attention import HeadroomAttention
 from .cast import HeadroomCast, HeadroomCastCLIP
+from .estimate import HeadroomEstimate
 from .local_attention import HeadroomLocalAttention
 from .offload import HeadroomOffload
 from .report import HeadroomReport
@@ -23,6 +24,7 @@ NODES: list[type[io.ComfyNode]] = [
     HeadroomCast,
     HeadroomCastCLIP,
     HeadroomOffload,
+    HeadroomEstimate,
     HeadroomReport,
 ]
 

@@ -14,6 +14,7 @@ BYPASSED = {
     "HeadroomCast": "model",
     "HeadroomCastCLIP": "clip",
     "HeadroomOffload": "model",
+    "HeadroomEstimate": "samples",
     "HeadroomReport": "anything",
 }
 # The stock node, and the inputs that it shares with ours.

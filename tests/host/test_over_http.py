@@ -305,3 +305,33 @@ def test_cancel_in_the_middle_of_a_decode(client: Client) -> None:
     with pytest.raises(PromptInterrupted):
         client.run(graph, progress=cancel)
     assert client.run(with_headroom(seed=32)).outputs["7"]["images"]
+
+
+class TestEstimate:
+    def graph(self, **changes: Any) -> dict[str, Any]:
+        workflow = json.loads((WORKFLOWS[0].parent / "will_it_fit.json").read_text())
+        workflow["6"]["inputs"] |= changes
+        return workflow
+
+    def test_the_latent_passes_and_the_forecast_is_told(self, client: Client) -> None:
+        result = client.run(self.graph())
+        report = report_of(result, "6")
+        assert report.splitlines()[1].startswith("resident: fits")
+        assert [line.split(":")[0].split(" ")[0] for line in report.splitlines()[5:] if line[:1].isalpha()] == [
+            "text", "sampling", "decode",
+        ]  # fmt: skip
+        assert result.outputs["12"]["images"]
+
+    def test_what_does_not_fit_is_stopped_before_sampling(self, client: Client) -> None:
+        start = time.monotonic()
+        with pytest.raises(PromptFailed, match=r"stopped before sampling: .* needs .* at least") as failure:
+            client.run(self.graph(gpu="sm86", vram_gb=0.1, limit=0.9))
+        assert time.monotonic() - start < 60
+        assert "does_not_fit: does not fit" in failure.value.exception_message
+        assert "least VRAM" in failure.value.exception_message
+
+    def test_the_tiles_of_the_decode_behind_it_count(self, client: Client) -> None:
+        graph = self.graph(if_too_big="report", vae=["1", 2], limit=0.8)
+        graph["9"] = node("VAEDecodeTiled", samples=["7", 0], vae=["1", 2], tile_size=128, overlap=32)
+        graph["9"]["inputs"] |= {"temporal_size": 64, "temporal_overlap": 8}
+        assert "decode (core's tiles" in report_of(client.run(graph), "6")

@@ -1,0 +1,263 @@
+"""Whether what comes after a node fits on a card: the stages of its graph, predicted and put together."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import comfy.model_management as model_management
+import torch
+from comfy.model_patcher import ModelPatcher
+from torch import Tensor
+
+from ..memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Prediction, Stage, named_card
+from .budget import budget_of, least_weights
+from .conditions import usual_conditioning
+from .device import GB, memory_budget
+from .override import overrides_of
+from .predicted_step import Step, predict_step
+from .predicted_text import predict_text
+from .predicted_vae import Coding, predict_coding
+from .report import Graph
+from .vae import LowMemoryVAE, VAESettings, low_memory_vae
+
+MOST_KEPT = 32  # predictions of one model
+KEPT: weakref.WeakKeyDictionary[Any, OrderedDict[Any, Any]] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        model: the MODEL to sample with.
+        latent: the LATENT.
+        vae, clip: where given, decoding with one and encoding with the other are stages too.
+        positive, negative: CONDITIONING; a usual prompt's shape where missing.
+        cfg: 1: the negative is left out.
+        decode: how the latent will be decoded; None: in one piece, or as the VAE's own settings say.
+    """
+
+    model: ModelPatcher
+    latent: dict[str, Any]
+    vae: Any = None
+    clip: Any = None
+    positive: Sequence[Any] | None = None
+    negative: Sequence[Any] | None = None
+    cfg: float = 8.0
+    decode: Coding | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A forecast, and what it leaves out."""
+
+    forecast: Forecast
+    notes: tuple[str, ...] = ()
+
+
+def chosen_card(gpu: str, vram_gb: float, device: torch.device) -> Card:
+    """The card that a node's widgets mean.
+
+    Args:
+        gpu: one of :data:`..memory.prediction.GPU_CHOICES`.
+        vram_gb: its memory; 0: all of this machine's device.
+        device: of this machine.
+
+    Raises:
+        ValueError: a card by name without its memory, on a machine that is not like it.
+    """
+    reserved = int(model_management.extra_reserved_memory())
+    if gpu != THIS_MACHINE:
+        if not vram_gb and device.type == "cuda":
+            vram_gb = model_management.get_total_memory(device) / GB
+        return named_card(gpu, vram_gb, reserved)
+    total = int(vram_gb * GB) if vram_gb else int(model_management.get_total_memory(device))
+    if device.type == "cuda":
+        capability = torch.cuda.get_device_capability(device)
+        return Card(torch.cuda.get_device_name(device), device, total, capability, reserved)
+    name = f"{device.type}, {total / GB:.0f} GB"
+    return Card(name, device, total, reserved=reserved, threads=torch.get_num_threads())
+
+
+def estimate(question: Question, card: Card, limit: float = 0.85, ram: int = 0) -> Answer:
+    """Predicts the stages of a question."""
+    notes: list[str] = []
+    stages = [stage for stage in _stages(question, card, notes)]
+    return Answer(Forecast(card, tuple(stages), limit, ram), tuple(dict.fromkeys(notes)))
+
+
+def _stages(question: Question, card: Card, notes: list[str]) -> Iterator[Stage]:
+    if question.clip is not None:
+        yield text_stage(question.clip, card)
+    yield sampling_stage(question, card, notes)
+    if question.vae is not None:
+        latent = _first(question.latent["samples"])
+        yield coding_stage(question.decode or Coding(question.vae, latent), card)
+
+
+# ------------------------------------------------------------------------------------------------------ the stages
+
+
+def sampling_stage(question: Question, card: Card, notes: list[str]) -> Stage:
+    """A step of the sampler, with the model's budget if a node gave it one."""
+    model = question.model
+    positive = question.positive
+    if positive is None:
+        positive = usual_conditioning(model)
+        notes.append("positive is not connected: a prompt of usual length is assumed")
+    negative = question.negative if question.negative is not None else positive
+    if any("control" in options for _, options in positive):
+        notes.append("ControlNets are not counted")
+    latent, mask = _first(question.latent["samples"]), question.latent.get("noise_mask")
+    step = Step(model, latent, positive, negative, question.cfg, mask)
+    budget = budget_of(model)
+    stage = Stage(
+        "sampling",
+        Prediction(0, 0),
+        int(model.model_size()),
+        least_weights(model, 0),
+        None if budget is None else budget.weights,
+    )
+    try:
+        return replace(stage, prediction=_kept(model.model, _key(step, card), lambda: predict_step(step, card)))
+    except CannotPredict as error:
+        shape = [latent.shape[0] * 2, *latent.shape[1:]]
+        guess = int(model.model.memory_required(shape))
+        return replace(stage, prediction=Prediction(stage.weights, guess, live=guess), doubt=str(error))
+
+
+def text_stage(clip: Any, card: Card) -> Stage:
+    """The text encoder, with a prompt of usual length."""
+    weights = int(clip.patcher.model_size())
+    stage = Stage("text", Prediction(weights, 0), weights, least_weights(clip.patcher, 0))
+    try:
+        key = ("text", card, clip.layer_idx)
+        return replace(stage, prediction=_kept(clip.cond_stage_model, key, lambda: predict_text(clip, card)))
+    except CannotPredict as error:
+        return replace(stage, doubt=str(error))
+
+
+def coding_stage(coding: Coding, card: Card) -> Stage:
+    """A VAE's work. Its weights are loaded whole."""
+    vae = coding.vae
+    weights = int(vae.patcher.model_size())
+    stage = Stage(coding.work, Prediction(weights, 0), weights, weights)
+    try:
+        settings = getattr(vae, "headroom_settings", None)
+        tiles = tuple(sorted((coding.tiles or {}).items()))
+        key = (coding.work, card, tuple(coding.x.shape), settings, tiles)
+        found = _kept(vae.first_stage_model, key, lambda: predict_coding(coding, card))
+        return replace(stage, prediction=found.prediction, method=found.method)
+    except CannotPredict as error:
+        estimate_of = vae.memory_used_encode if coding.encodes else vae.memory_used_decode
+        guess = int(estimate_of(coding.x.shape, vae.vae_dtype))
+        return replace(stage, prediction=Prediction(weights, guess, live=guess), doubt=str(error))
+
+
+def _first(latent: Any) -> Tensor:
+    """The picture of a nested video-and-audio latent, or the latent."""
+    tensor: Tensor = latent.unbind()[0] if getattr(latent, "is_nested", False) else latent
+    return tensor
+
+
+def _key(step: Step, card: Card) -> tuple[Any, ...]:
+    """What a step's prediction depends on, besides the weights' shapes."""
+
+    def shape(value: Any) -> Any:
+        return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else None
+
+    def shapes(conditioning: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(
+            (shape(text), *((key, shape(value)) for key, value in options.items())) for text, options in conditioning
+        )
+
+    settings = tuple(override.describe() for override in overrides_of(step.model))
+    patches = tuple(sorted((path, id(patch)) for path, patch in step.model.object_patches.items()))
+    conditions = shapes(step.positive), shapes(step.negative)
+    return (card, shape(step.latent), shape(step.mask), *conditions, step.cfg == 1.0, settings, patches)
+
+
+def _kept(owner: Any, key: Any, predict: Callable[[], Found]) -> Found:
+    """A prediction made before, or a new one."""
+    with _LOCK:
+        kept = KEPT.setdefault(owner, OrderedDict())
+        if key in kept:
+            kept.move_to_end(key)
+            known: Found = kept[key]
+            return known
+    found = predict()
+    with _LOCK:
+        kept[key] = found
+        while len(kept) > MOST_KEPT:
+            kept.popitem(last=False)
+    return found
+
+
+# ------------------------------------------------------------------------------------- how the graph decodes
+
+
+def decode_in_graph(node: str, graph: Graph, vae: Any, latent: dict[str, Any]) -> Coding | None:
+    """How the nearest decode behind a node will do it; None where there is none, or it decodes in one piece."""
+    for found in _behind(node, graph):
+        inputs, kind = graph.get_node(found)["inputs"], graph.get_node(found)["class_type"]
+        widgets = {name: value for name, value in inputs.items() if not isinstance(value, list)}
+        x = _first(latent["samples"])
+        if kind == "HeadroomVAEDecode":
+            return Coding(low_memory_vae(vae, VAESettings(**widgets)), x)
+        if kind == "VAEDecodeTiled" and not isinstance(vae, LowMemoryVAE):
+            return Coding(vae, x, tiles=tiled_arguments(vae, **widgets))
+        if kind == "VAEDecode":
+            return None
+    return None
+
+
+def tiled_arguments(
+    vae: Any,
+    tile_size: int,
+    overlap: int = 64,
+    temporal_size: int = 64,
+    temporal_overlap: int = 8,
+    encodes: bool = False,
+) -> dict[str, Any]:
+    """What the stock tiled nodes ask of a VAE, from their widgets in pixels and frames."""
+    if encodes:
+        tile = {"tile_x": tile_size, "tile_y": tile_size, "overlap": overlap}
+        return tile | {"tile_t": temporal_size, "overlap_t": temporal_overlap}
+    overlap = min(overlap, tile_size // 4)
+    if temporal_size < temporal_overlap * 2:
+        temporal_overlap //= 2
+    in_space, in_time = vae.spacial_compression_decode(), vae.temporal_compression_decode()
+    side = tile_size // in_space
+    arguments: dict[str, Any] = {"tile_x": side, "tile_y": side, "overlap": overlap // in_space}
+    if in_time is not None:
+        frames = max(2, temporal_size // in_time)
+        arguments |= {"tile_t": frames, "overlap_t": max(1, min(frames // 2, temporal_overlap // in_time))}
+    return arguments
+
+
+def _behind(node: str, graph: Any) -> Iterator[str]:
+    """Nodes that depend on a node, the nearest first."""
+    readers: dict[str, list[str]] = {}
+    for other in sorted(graph.all_node_ids()):
+        for value in graph.get_node(other)["inputs"].values():
+            if isinstance(value, list) and len(value) == 2:
+                readers.setdefault(str(value[0]), []).append(other)
+    seen, pending = {node}, list(readers.get(node, ()))
+    while pending:
+        current = pending.pop(0)
+        if current not in seen:
+            seen.add(current)
+            yield current
+            pending += readers.get(current, ())
+
+
+def ram_total(ram_gb: float) -> int:
+    """Bytes of the machine's memory, or those that are asked about."""
+    return int(ram_gb * GB) if ram_gb else memory_budget(torch.device("cpu"))

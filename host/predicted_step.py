@@ -1,0 +1,221 @@
+"""What one step of a sampling would take: the host's own batching of guidance, around its own module, without data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import comfy.sample
+import comfy.sampler_helpers
+import comfy.samplers
+import comfy.utils
+import torch
+from comfy.ldm.modules.attention import attention_pytorch
+from comfy.model_patcher import ModelPatcher
+from comfy.patcher_extension import WrappersMP
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from ..attention import parse_blocks
+from ..memory.prediction import (
+    DOCUMENTED,
+    Card,
+    LiveBytes,
+    Prediction,
+    Repeats,
+    Workspaces,
+    fake_copy,
+    fake_mode,
+    fake_tensor,
+    fake_tree,
+    name_modules,
+    predict,
+)
+from .answers import answering, card_answers, free_memory_answer
+from .override import OVERRIDE, overrides_of
+
+# Parts of a conditioning that bring a model of their own or depend on the noise level. All conditionings count.
+LEFT_OUT = ("control", "gligen", "hooks", "start_percent", "end_percent", "timestep_start", "timestep_end")
+SAMPLER_LATENTS = 3  # beside the one that goes into the model: the noise, the start and the last estimate
+# Attributes that the host gives a layer for its own streaming and patching. They hold real tensors.
+HOST_LISTS = ("weight_function", "bias_function")
+COMPILER = "torch.compile"
+ALL = parse_blocks("all")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A sampling step to predict.
+
+    Attributes:
+        model: the MODEL.
+        latent: the LATENT's tensor.
+        positive, negative: CONDITIONING; without any, the model's text is taken from what its layers want.
+        cfg: 1 leaves the negative out, as in the host.
+        mask: of the noise, if the latent has one.
+    """
+
+    model: ModelPatcher
+    latent: Tensor
+    positive: Sequence[Any] = ()
+    negative: Sequence[Any] = ()
+    cfg: float = 8.0
+    mask: Tensor | None = None
+
+
+def predict_step(step: Step, card: Card, workspaces: Workspaces = DOCUMENTED) -> Prediction:
+    """Predicts one call of the sampler's model function.
+
+    Raises:
+        CannotPredict: the model looks at its data.
+    """
+    mode = fake_mode()
+    with answering(card_answers(card)):
+        stand_in = StandIn.of(step.model, mode, card)
+        shape = _shape_in_model(step)
+        with mode:
+            conditions = {"positive": _conditions(step.positive), "negative": _conditions(step.negative)}
+            run = stand_in.prepared(step, shape, conditions)
+        weights = [*stand_in.model.parameters(), *stand_in.model.buffers()]
+        return predict(mode, card, weights, run, workspaces, stand_in.repeats, conditions)
+
+
+@dataclass
+class StandIn:
+    """A copy of a MODEL without data.
+
+    Attributes:
+        model: the host's BaseModel, copied.
+        patcher: stands where the host looks for the model's patcher.
+        card: where it says it is.
+    """
+
+    model: nn.Module
+    patcher: ModelPatcher
+    card: Card
+    running: list[str] = field(default_factory=list)
+    repeats: Repeats = field(default_factory=Repeats)
+
+    @classmethod
+    def of(cls, model: ModelPatcher, mode: FakeTensorMode, card: Card) -> StandIn:
+        base = model.model
+        # Shared as they are: settings that are only read, and that do not let themselves be copied.
+        memo: dict[int, Any] = {id(shared): shared for shared in (base.model_config, base.latent_format)}
+        memo[id(base.current_patcher)] = None
+        for layer in base.modules():
+            memo |= {id(vars(layer)[name]): [] for name in HOST_LISTS if vars(layer).get(name)}
+            if "_v" in vars(layer):  # dynamic VRAM's page; without it a layer casts as under the legacy manager
+                memo[id(vars(layer)["_v"])] = None
+        copied = fake_copy(base, mode, card.device, memo)
+        for path, patch in model.object_patches.items():
+            if isinstance(patch, nn.Module):
+                comfy.utils.set_attr(copied, path, fake_copy(patch, mode, card.device))
+            elif not callable(patch):
+                comfy.utils.set_attr(copied, path, patch)
+        for layer in copied.modules():
+            vars(layer).pop("_v", None)
+        stand_in = cls(copied, model.clone(), card)
+        stand_in.patcher.model = copied
+        stand_in.patcher.load_device = card.device
+        copied.current_patcher = stand_in.patcher
+        name_modules(copied.diffusion_model, stand_in.running)
+        stand_in.repeats.install(copied.diffusion_model)
+        stand_in.repeats.allowed = _treats_blocks_alike(model)
+        return stand_in
+
+    def prepared(self, step: Step, shape: torch.Size, conditions: dict[str, Any]) -> Callable[[LiveBytes], Any]:
+        """The step as a function of the tracker that follows it; ``shape`` is the latent's in the model."""
+        card = self.card
+        mask = None if step.mask is None else fake_tensor(step.mask, card.device)
+
+        def run(tracker: LiveBytes) -> Any:
+            tracker.modules = self.running
+            free = self._free_memory(tracker)
+            self.patcher.get_free_memory = free
+            held = [torch.empty(shape, device=card.device) for _ in range(SAMPLER_LATENTS)]
+            x = torch.empty(shape, device=card.device)
+            with answering({"get_free_memory": free}):
+                conds = comfy.samplers.process_conds(
+                    self.model, held[0], conditions, card.device, held[1], mask, seed=0
+                )
+                _fake_what_is_left(conds)
+                sigma = torch.empty(x.shape[0], device=card.device)
+                options = self.options()
+                asked = [conds["positive"], conds["negative"]]
+                if step.cfg == 1.0 and not options.get("disable_cfg1_optimization"):
+                    asked[1] = None
+                return comfy.samplers.calc_cond_batch(self.model, asked, x, sigma, options)
+
+        return run
+
+    def _free_memory(self, tracker: LiveBytes) -> Callable[..., Any]:
+        answer = free_memory_answer(self.card, tracker)
+
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            self.repeats.questions += 1
+            return answer(*args, **kwargs)
+
+        return ask
+
+    def options(self) -> dict[str, Any]:
+        """The patcher's, as the sampler makes them; a compiler would read the data."""
+        options = copy.copy(self.patcher.model_options)
+        inner = options["transformer_options"] = copy.copy(options.get("transformer_options", {}))
+        wrappers = {
+            kind: {key: found for key, found in self.patcher.wrappers.get(kind, {}).items() if key != COMPILER}
+            for kind in (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL, WrappersMP.CALC_COND_BATCH)
+        }
+        inner["wrappers"] = {**inner.get("wrappers", {}), **wrappers}
+        if self.card.is_cuda and not torch.cuda.is_available():
+            # This host has chosen its attention for a machine without such a card.
+            inner[OVERRIDE] = _AsOnCuda(inner.get(OVERRIDE))
+        inner["sample_sigmas"] = torch.empty(2, device=self.card.device)
+        return options
+
+
+@dataclass(frozen=True)
+class _AsOnCuda:
+    """An attention override that hands what it is given to torch's attention, as the host does on NVIDIA cards."""
+
+    previous: Callable[..., Tensor] | None
+
+    def __call__(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        if self.previous is None:
+            return attention_pytorch(*args, **kwargs)
+        return self.previous(attention_pytorch, *args, **kwargs)
+
+
+def _shape_in_model(step: Step) -> torch.Size:
+    """An empty latent takes the channels and the scale that the model wants, as in the host's samplers."""
+    latent = step.latent
+    if isinstance(latent, FakeTensor):
+        latent = torch.zeros(()).expand(latent.shape)
+    fixed: Tensor = comfy.sample.fix_empty_latent_channels(step.model, latent)
+    return fixed.shape
+
+
+def _treats_blocks_alike(model: ModelPatcher) -> bool:
+    """Whether nothing on a model makes one block take another course than its equal."""
+    options = model.model_options.get("transformer_options", {})
+    chosen = (override.selection.blocks for override in overrides_of(model))
+    return not options.get("patches") and not options.get("patches_replace") and all(one == ALL for one in chosen)
+
+
+def _fake_what_is_left(conds: dict[str, list[dict[str, Any]]]) -> None:
+    """Models make some conditions of numbers by constructors that no mode sees."""
+    for conditioning in conds.values():
+        for one in conditioning:
+            for condition in one["model_conds"].values():
+                if hasattr(condition, "cond"):
+                    condition.cond = fake_tree(condition.cond)
+
+
+def _conditions(conditioning: Sequence[Any]) -> list[dict[str, Any]]:
+    """Without data, and where they are: it is the host that brings them to the card."""
+    kept = comfy.sampler_helpers.convert_cond(list(conditioning))
+    faked: list[dict[str, Any]] = fake_tree(
+        [{key: value for key, value in one.items() if key not in LEFT_OUT} for one in kept]
+    )
+    return faked

@@ -1,0 +1,34 @@
+"""One step of a sampling with data, by the host's own functions: what a prediction is compared with."""
+
+from collections.abc import Callable
+from typing import Any
+
+import comfy.model_management
+import comfy.sampler_helpers
+import comfy.samplers
+import torch
+
+from .families import Family
+
+CPU = torch.device("cpu")
+
+
+def one_call(model: Any, family: Family, shape: tuple[int, ...], cfg: float = 3.0) -> Callable[[], object]:
+    """What a sampler does for a step, with data, in the host's own functions."""
+    comfy.model_management.load_models_gpu([model], memory_required=0, force_full_load=True)
+    text = {"positive": family.conditioning(1), "negative": family.conditioning(2)}
+    base = model.model
+
+    def call() -> object:
+        base.current_patcher = model
+        conds = {name: comfy.sampler_helpers.convert_cond(one) for name, one in text.items()}
+        held = [torch.zeros(shape) for _ in range(3)]
+        x = torch.zeros(shape)
+        conds = comfy.samplers.process_conds(base, held[0], conds, CPU, held[1], None, seed=0)
+        options = dict(model.model_options)
+        inner = dict(options.get("transformer_options", {}))
+        options["transformer_options"] = inner | {"sample_sigmas": torch.tensor([1.0, 0.0])}
+        asked = [conds["positive"], None if cfg == 1.0 else conds["negative"]]
+        return comfy.samplers.calc_cond_batch(base, asked, x, torch.full(shape[:1], 0.9), options)
+
+    return call

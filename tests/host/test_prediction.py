@@ -1,0 +1,378 @@
+"""Predicted memory against what torch's own profiler sees of the same work with data."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import comfy.sd
+import comfy.utils
+import psutil
+import pytest
+import torch
+from torch import Tensor
+
+from headroom.benchmarks._harness import peak_bytes
+from headroom.host.attention import apply_attention
+from headroom.host.casting import CastSettings, cast_model
+from headroom.host.conditions import usual_conditioning
+from headroom.host.estimate import Question, chosen_card, estimate
+from headroom.host.fake_loading import loading_headers
+from headroom.host.offload import apply_offload
+from headroom.host.predicted_step import Step, predict_step
+from headroom.host.predicted_text import PROMPT, predict_text
+from headroom.host.predicted_vae import Coding, predict_coding
+from headroom.host.vae import VAESettings, low_memory_vae
+from headroom.memory.prediction import (
+    THIS_MACHINE,
+    CannotPredict,
+    Card,
+    LiveBytes,
+    Prediction,
+    Verdict,
+    fake_mode,
+    named_card,
+    render_forecast,
+)
+from headroom.nodes.estimate import HeadroomEstimate
+
+from . import full_size
+from .drawn import drawn
+from .families import FAMILIES, VAES, Family, load_vae
+from .one_step import CPU, one_call
+
+PREDICTED = [name for name in FAMILIES if name != "hidream"]
+GB = 2**30
+MiB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Kernels have a buffer per thread, and another choice of kernels with several."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def this_cpu() -> Card:
+    return Card("cpu", CPU, comfy.model_management.get_total_memory(CPU), threads=1)
+
+
+def step_of(model: Any, family: Family, latent: Tensor, cfg: float = 3.0) -> Step:
+    return Step(model, latent, family.conditioning(1), family.conditioning(2), cfg)
+
+
+def off_by(prediction: Prediction, work: Callable[[], object]) -> float:
+    """Relative error of predicted activations against torch's profiler."""
+    work()
+    return abs(prediction.activations / peak_bytes(work) - 1)
+
+
+class TestSteps:
+    @pytest.mark.parametrize(
+        ("name", "height", "width", "batch"),
+        [
+            *((name, 256, 192, 1) for name in PREDICTED),
+            ("sd15", 136, 200, 2),
+            ("flux", 192, 320, 3),
+            ("ltxv", 128, 224, 2),
+        ],
+    )
+    def test_in_single_precision(self, name: str, height: int, width: int, batch: int) -> None:
+        """More cases, with their numbers, are in benchmarks/prediction.md."""
+        family = FAMILIES[name]
+        model, latent = family.load(), family.latent(height, width, batch)
+        prediction = predict_step(step_of(model, family, latent), this_cpu())
+        kept = 0.1 * MiB / prediction.activations  # what a model keeps from one call to the next
+        assert off_by(prediction, one_call(model, family, tuple(latent.shape))) <= max(0.005, kept)
+
+    @pytest.mark.parametrize("name", ["sd15", "sdxl", "sd3", "flux", "wan21", "ltxv"])
+    def test_with_weights_in_half_precision(self, name: str) -> None:
+        """The host computes them in float32 here, from a copy that each layer makes."""
+        family, model = FAMILIES[name], drawn(name, 0.02, 3 if name == "sd3" else 2)
+        latent = family.latent(192, 160)
+        prediction = predict_step(step_of(model, family, latent), this_cpu())
+        assert off_by(prediction, one_call(model, family, tuple(latent.shape))) <= 0.02
+
+    @pytest.mark.parametrize("storage", ["float8_e4m3fn_scaled", "float8_e4m3fn_unscaled", "bfloat16"])
+    def test_with_cast_weights(self, storage: str) -> None:
+        family = FAMILIES["flux"]
+        model, _ = cast_model(family.load(), CastSettings(storage))
+        latent = family.latent(256, 192)
+        prediction = predict_step(step_of(model, family, latent), this_cpu())
+        assert prediction.weights == pytest.approx(model.model_size(), rel=0.001)
+        assert off_by(prediction, one_call(model, family, tuple(latent.shape))) <= 0.02
+
+    @pytest.mark.parametrize("name", ["wan21"])
+    @pytest.mark.parametrize("backend", ["auto", "sdpa", "sdpa_math", "sliced", "online", "host"])
+    def test_with_an_attention_of_ours(self, name: str, backend: str) -> None:
+        family = FAMILIES[name]
+        model = apply_attention(family.load(), backend=backend)
+        latent = family.latent(256, 192)
+        prediction = predict_step(step_of(model, family, latent), this_cpu())
+        assert off_by(prediction, one_call(model, family, tuple(latent.shape))) <= 0.02
+
+    def test_guidance_of_one_leaves_the_negative_out(self) -> None:
+        family = FAMILIES["flux"]
+        model, latent = family.load(), family.latent(256, 256)
+        both, alone = (predict_step(step_of(model, family, latent, cfg), this_cpu()) for cfg in (3.0, 1.0))
+        assert alone.activations < 0.7 * both.activations
+        assert off_by(alone, one_call(model, family, tuple(latent.shape), 1.0)) <= 0.005
+
+    def test_the_host_splits_guidance_where_memory_is_short(self) -> None:
+        family = FAMILIES["sd15"]
+        model, latent = family.load(), family.latent(512, 512)
+        large, small = (predict_step(step_of(model, family, latent), Card("cpu", CPU, n)) for n in (GB * 64, GB))
+        assert small.activations < 0.7 * large.activations
+
+    @pytest.mark.parametrize("name", ["flux", "z_image", "wan21", "hunyuan_video"])
+    def test_equal_blocks_are_followed_once(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        family, card = FAMILIES[name], named_card("sm86", 24.0)
+        model = drawn(name, 0.02, 6) if name == "flux" else family.load()
+        step = step_of(model, family, family.latent(256, 256))
+        once = predict_step(step, card)
+        monkeypatch.setattr("headroom.host.predicted_step._treats_blocks_alike", lambda model: False)
+        each = predict_step(step, card)
+        assert (once.weights, once.activations, once.kernels) == (each.weights, each.activations, each.kernels)
+        assert once.operators < each.operators
+
+    def test_the_model_is_only_read(self) -> None:
+        family = FAMILIES["flux"]
+        model = family.load()
+        before = {name: (value.data_ptr(), value.device) for name, value in model.model.named_parameters()}
+        patcher, options = model.model.current_patcher, dict(model.model_options)
+        predict_step(step_of(model, family, family.latent()), named_card("sm86", 8.0))
+        assert before == {name: (value.data_ptr(), value.device) for name, value in model.model.named_parameters()}
+        assert model.model.current_patcher is patcher
+        assert model.model_options == options
+        assert not model.model.diffusion_model._forward_pre_hooks
+
+    def test_the_operator_that_looks_at_data_is_named(self) -> None:
+        family = FAMILIES["hidream"]
+        with pytest.raises(CannotPredict, match="nonzero"):
+            predict_step(step_of(family.load(), family, family.latent()), this_cpu())
+
+
+class TestCoding:
+    @pytest.mark.parametrize("name", list(VAES))
+    def test_in_one_piece(self, name: str) -> None:
+        vae, latent, pixels = load_vae(name), small_latent(name), small_pixels(name)
+        load(vae.patcher)
+        found = predict_coding(Coding(vae, latent), this_cpu()).prediction
+        assert off_by(found, lambda: vae.decode(latent)) <= 0.02
+        found = predict_coding(Coding(vae, pixels, encodes=True), this_cpu()).prediction
+        assert off_by(found, lambda: vae.encode(pixels)) <= 0.02
+
+    @pytest.mark.parametrize("name", list(VAES))
+    def test_in_tiles_of_the_host(self, name: str) -> None:
+        vae, latent = load_vae(name), small_latent(name)
+        load(vae.patcher)
+        side = {"flux2": 4, "ltx": 4, "wan21": 8}.get(name, 16)
+        tiles = {"tile_x": side, "tile_y": side, "overlap": side // 4}
+        if latent.ndim == 5:
+            tiles |= {"tile_t": 2, "overlap_t": 1}
+        found = predict_coding(Coding(vae, latent, tiles=tiles), this_cpu()).prediction
+        assert off_by(found, lambda: vae.decode_tiled(latent, **tiles)) <= 0.05
+
+    @pytest.mark.parametrize("name", ["sd", "flux", "flux2", "ltx"])
+    def test_in_feathered_tiles(self, name: str) -> None:
+        vae = low_memory_vae(load_vae(name), VAESettings(method="feathered", tile_size=128))
+        latent = small_latent(name)
+        load(vae.patcher)
+        found = predict_coding(Coding(vae, latent), this_cpu())
+        assert off_by(found.prediction, lambda: vae.decode(latent)) <= 0.05
+        assert found.method.startswith("feathered" if name != "flux2" else "feathered, 1 tiles")
+
+    @pytest.mark.parametrize("name", list(VAES))
+    def test_in_strips_it_is_the_plan_of_the_strips(self, name: str) -> None:
+        vae = low_memory_vae(load_vae(name), VAESettings(method="exact"))
+        latent = small_latent(name)
+        load(vae.patcher)
+        found = predict_coding(Coding(vae, latent), this_cpu())
+        assert found.method == "exact, in strips"
+        work = lambda: vae.decode(latent)  # noqa: E731
+        work()
+        assert found.prediction.activations >= 0.95 * peak_bytes(work)
+
+    def test_a_budget_that_is_too_small_says_so_before_any_work(self) -> None:
+        vae = low_memory_vae(load_vae("sd"), VAESettings(method="exact", vram_budget_gb=0.2))
+        with pytest.raises(ValueError, match=r"vram_budget_gb.*at least"):
+            predict_coding(Coding(vae, torch.zeros(1, 4, 64, 64)), this_cpu())
+
+
+def small_latent(name: str) -> Tensor:
+    shapes = {"ltx": (3, 8, 6), "flux2": (8, 6), "wan21": (3, 12, 10)}
+    return torch.zeros(1, VAES[name], *shapes.get(name, (24, 20)))
+
+
+def small_pixels(name: str) -> Tensor:
+    return (
+        torch.zeros(5 if name == "wan21" else 9, 96, 64, 3) if name in ("wan21", "ltx") else torch.zeros(1, 192, 160, 3)
+    )
+
+
+def load(patcher: Any) -> None:
+    comfy.model_management.load_models_gpu([patcher], memory_required=0, force_full_load=True)
+
+
+def test_a_text_encoder() -> None:
+    import nodes
+
+    clip = nodes.CLIPLoader().load_clip("tiny_clip_l.safetensors", "stable_diffusion")[0]
+    load(clip.patcher)
+    prediction = predict_text(clip, this_cpu())
+    assert off_by(prediction, lambda: clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT))) <= 0.02
+
+
+class TestAnswers:
+    def question(self, **changes: Any) -> Question:
+        family = FAMILIES["flux"]
+        latent = {"samples": family.latent(512, 512)}
+        settings = {"vae": load_vae("flux"), "positive": family.conditioning(1), "cfg": 1.0} | changes
+        return Question(settings.pop("model", family.load()), latent, **settings)
+
+    def test_three_verdicts(self) -> None:
+        question = self.question(vae=None)
+        whole = estimate(question, named_card("sm86", 24.0)).forecast
+        assert whole.verdict is Verdict.RESIDENT
+        between, below = (whole.least + whole.peak) / 2 / GB, whole.least / 2 / GB
+        assert estimate(question, named_card("sm86", between), limit=1.0).forecast.verdict is Verdict.STREAMS
+        assert estimate(question, named_card("sm86", below), limit=1.0).forecast.verdict is Verdict.DOES_NOT_FIT
+        assert whole.peak == whole.stages[0].weights + whole.activations
+        assert whole.activations < whole.least < whole.peak
+
+    def test_the_limit_is_a_share_of_the_card(self) -> None:
+        question = self.question(vae=None)
+        peak = estimate(question, named_card("sm86", 24.0)).forecast.peak
+        exactly = peak / GB
+        assert estimate(question, named_card("sm86", exactly), limit=1.0).forecast.verdict is Verdict.RESIDENT
+        assert estimate(question, named_card("sm86", exactly), limit=0.99).forecast.verdict is not Verdict.RESIDENT
+
+    def test_weights_that_memory_does_not_hold(self) -> None:
+        forecast = estimate(self.question(), named_card("sm86", 24.0), ram=100 * MiB).forecast
+        assert forecast.verdict is Verdict.DOES_NOT_FIT
+        assert "RAM" in render_forecast(forecast)
+
+    def test_a_budget_node_counts(self) -> None:
+        model = FAMILIES["flux"].load()
+        half = model.model_size() / 2 / GB
+        limited, _ = apply_offload(model, half, "leaf", 0)
+        forecast = estimate(self.question(vae=None, model=limited), named_card("sm86", 24.0)).forecast
+        assert forecast.verdict is Verdict.STREAMS
+        assert forecast.streamed_per_step == pytest.approx(model.model_size() / 2, rel=0.01)
+
+    def test_a_cast_model_is_smaller_by_what_was_cast(self) -> None:
+        model = drawn("flux", 0.02, 4)
+        cast, _ = cast_model(model, CastSettings("float8_e4m3fn_scaled"))
+        plain, small = (
+            estimate(self.question(vae=None, model=one), named_card("sm86", 24.0)).forecast for one in (model, cast)
+        )
+        assert small.peak - small.activations <= 0.55 * (plain.peak - plain.activations)
+
+    @pytest.mark.parametrize("name", PREDICTED)
+    def test_without_a_prompt_one_of_usual_length_is_taken(self, name: str) -> None:
+        family = FAMILIES[name]
+        answer = estimate(Question(family.load(), {"samples": family.latent()}), chosen_card(THIS_MACHINE, 0.0, CPU))
+        assert not answer.forecast.stages[0].doubt
+        assert "positive is not connected" in answer.notes[0]
+        text = usual_conditioning(family.load())[0][0]
+        assert text.shape[-1] == family.context
+
+    def test_what_cannot_be_predicted_is_the_hosts_estimate_and_says_so(self) -> None:
+        family = FAMILIES["hidream"]
+        latent = family.latent()
+        question = Question(family.load(), {"samples": latent}, positive=family.conditioning(1))
+        forecast = estimate(question, chosen_card(THIS_MACHINE, 0.0, CPU)).forecast
+        report = render_forecast(forecast)
+        assert "the host's own estimate, not a prediction: aten.nonzero" in report
+        assert forecast.activations == int(family.load().model.memory_required([2, *latent.shape[1:]]))
+
+    def test_an_answer_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        question, card = self.question(), named_card("sm86", 16.0)
+        first = estimate(question, card).forecast
+        monkeypatch.setattr("headroom.host.estimate.predict_step", None)
+        monkeypatch.setattr("headroom.host.estimate.predict_coding", None)
+        assert estimate(question, card).forecast == first
+
+    def test_a_card_needs_its_memory(self) -> None:
+        with pytest.raises(ValueError, match="vram_gb"):
+            chosen_card("sm86", 0.0, CPU)
+        with pytest.raises(ValueError, match="gpu"):
+            named_card("sm99", 8.0)
+
+    def test_the_node_stops_a_prompt_before_its_model_is_loaded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Graph:
+            def all_node_ids(self) -> set[str]:
+                return set()
+
+        comfy.model_management.unload_all_models()
+        monkeypatch.setattr(HeadroomEstimate, "hidden", type("Hidden", (), {"dynprompt": Graph()}), raising=False)
+        family = FAMILIES["flux"]
+        start = time.monotonic()
+        with pytest.raises(ValueError, match=r"stopped before sampling: sampling needs.*\n.*\ndoes_not_fit"):
+            HeadroomEstimate.execute(
+                family.load(), {"samples": family.latent(1024, 1024)}, 3.0, "stop", positive=family.conditioning(1),
+                vram_gb=0.05, gpu="sm86",
+            )  # fmt: skip
+        assert time.monotonic() - start < 5
+        assert not comfy.model_management.current_loaded_models
+
+
+class TestFullSize:
+    @pytest.fixture(scope="class")
+    def files(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        folder = tmp_path_factory.mktemp("models")
+        names = ("full_flux", "full_sd_vae", "full_flux_vae", "full_wan_vae")
+        full_size.write_all(folder, [f"{name}.safetensors" for name in names])
+        return folder
+
+    def test_from_headers_alone(self, files: Path) -> None:
+        """None of the weights is on the disk, let alone in memory."""
+        path = files / "diffusion_models" / "full_flux.safetensors"
+        assert path.stat().st_blocks * 512 < 2 * MiB < path.stat().st_size
+        process, mode, card = psutil.Process(), fake_mode(), named_card("sm86", 12.0)
+        before = process.memory_info().rss
+        with loading_headers(mode, card):
+            model = comfy.sd.load_diffusion_model_state_dict(
+                comfy.utils.load_torch_file(str(path)), disable_dynamic=True
+            )
+        with mode:
+            text = [[torch.zeros(1, 256, 4096), {"pooled_output": torch.zeros(1, 768)}]]
+            latent = torch.zeros(1, 16, 128, 128)
+        prediction = predict_step(Step(model, latent, text, text, 1.0), card)
+        assert prediction.weights / GB == pytest.approx(22.17, rel=0.01)
+        assert 0 < prediction.activations < GB
+        assert prediction.kernels == {"cudnn": 57}
+        assert process.memory_info().rss - before < 300 * MiB
+
+    @pytest.mark.parametrize("name", ["full_sd_vae", "full_flux_vae", "full_wan_vae"])
+    def test_a_vae(self, files: Path, name: str) -> None:
+        mode, card = fake_mode(), named_card("sm86", 24.0)
+        with loading_headers(mode, card):
+            tensors = comfy.utils.load_torch_file(str(files / "vae" / f"{name}.safetensors"))
+            vae = comfy.sd.VAE(sd=tensors)
+        with mode:
+            latent = torch.zeros(1, 16, 3, 24, 24) if "wan" in name else torch.zeros(1, vae.latent_channels, 64, 64)
+        plain = predict_coding(Coding(vae, latent), card)
+        strips = predict_coding(Coding(low_memory_vae(vae, VAESettings(method="exact")), latent), card)
+        assert strips.method == "exact, in strips"
+        assert 0 < strips.prediction.activations < 2 * plain.prediction.activations
+        tight = VAESettings(method="exact", vram_budget_gb=0.9 * plain.prediction.peak / GB)
+        less = predict_coding(Coding(low_memory_vae(vae, tight), latent), card)
+        assert less.prediction.activations < plain.prediction.activations
+
+
+def test_the_tracker_sees_what_the_profiler_sees() -> None:
+    """The same tracker, with data: what it follows is what is there."""
+    family = FAMILIES["sd3"]
+    model, latent = family.load(), family.latent(256, 256)
+    work = one_call(model, family, tuple(latent.shape))
+    work()
+    tracker = LiveBytes("cpu")
+    tracker.add([*model.model.parameters(), *model.model.buffers()])
+    held = tracker.peak = tracker.live
+    with tracker:
+        work()
+    assert abs((tracker.peak - held) / peak_bytes(work) - 1) <= 0.005
