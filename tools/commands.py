@@ -58,6 +58,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--cpu", action=argparse.BooleanOptionalAction, help="default: if nothing else is there")
     command = add("bench", bench, "run a benchmark, or list them")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="name ...", help="and its arguments")
+    command = add("estimate", estimate, "predict the memory of a workflow file, without running it and without a GPU")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="WORKFLOW.json ...", help="and its options")
     command = add("env", env, "make the environment and say where it is")
     command.add_argument("--json", action="store_true", help="one JSON object, the last line of the output")
     return top
@@ -106,6 +108,14 @@ def bench(options: argparse.Namespace) -> int:
         raise SetupError(f"There is no benchmark {name!r}: there is {known}.")
     environment = prepare(options.host, with_tools=True)
     return _run(environment, environment.python, scripts[name], *arguments)
+
+
+def estimate(options: argparse.Namespace) -> int:
+    """Ask the command line that ships with the pack, with the demo's models unless others are named."""
+    environment = prepare(options.host)
+    folders = () if "--base-directory" in options.arguments else ("--base-directory", environment.models)
+    script = PACK / "cli" / "estimate.py"
+    return _run(environment, environment.python, script, "--comfyui", environment.comfyui, *folders, *options.arguments)
 
 
 def _summary(script: Path) -> str:

@@ -72,7 +72,7 @@ def test_style() -> None:
 def test_types(tmp_path: Path) -> None:
     """Through a link called `headroom`: a checkout's folder need not be a name that Python can import."""
     (tmp_path / "headroom").symlink_to(ROOT, target_is_directory=True)
-    packages = [argument for part in (*PARTS, "tools") for argument in ("-p", f"headroom.{part}")]
+    packages = [argument for part in (*PARTS, "tools", "cli") for argument in ("-p", f"headroom.{part}")]
     run(
         "mypy",
         "--config-file",

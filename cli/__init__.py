@@ -1,0 +1,1 @@
+"""`estimate` on workflow files, without running them and without a GPU."""

@@ -1,0 +1,64 @@
+"""Finds ComfyUI and makes it and the pack importable in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+
+PACK = Path(__file__).resolve().parent.parent
+
+
+class NoHost(Exception):
+    """There is no ComfyUI; the message says how to name one."""
+
+
+def find_comfyui(named: str | None = None) -> Path:
+    """The ComfyUI that is named, that the environment names, or whose ``custom_nodes`` holds the pack.
+
+    Raises:
+        NoHost: none of them is one.
+    """
+    places = [named, os.environ.get("COMFYUI_PATH"), os.environ.get("HEADROOM_COMFYUI"), str(PACK.parent.parent)]
+    for place in places:
+        if place and (Path(place) / "comfy" / "sd.py").is_file():
+            return Path(place).resolve()
+    raise NoHost("no ComfyUI here: put the pack into its custom_nodes, or name its folder by --comfyui or COMFYUI_PATH")
+
+
+def enter(comfyui: Path, base: str | None = None) -> ModuleType:
+    """Imports the host, on the CPU, and the pack; gives the pack back.
+
+    Args:
+        comfyui: its folder.
+        base: whose ``models`` and ``input`` count; the host's own if None.
+    """
+    before = sys.argv
+    sys.argv = ["comfyui", "--cpu", *(["--base-directory", base] if base else [])]
+    sys.path.insert(0, str(comfyui))  # the pack's own folders have names that the host has too
+    sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() not in (PACK, PACK / "cli")]
+    logging.disable(logging.WARNING)
+    importlib.import_module("comfy.options").enable_args_parsing()
+    importlib.import_module("comfy.cli_args")
+    sys.argv = before
+    nodes = importlib.import_module("nodes")
+    asyncio.run(nodes.init_builtin_extra_nodes())
+    return load_pack()
+
+
+def load_pack() -> ModuleType:
+    """The pack as the package ``headroom``, whatever its folder is called."""
+    if "headroom" not in sys.modules:
+        spec = importlib.util.spec_from_file_location(
+            "headroom", PACK / "__init__.py", submodule_search_locations=[str(PACK)]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules["headroom"] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return sys.modules["headroom"]

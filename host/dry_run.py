@@ -1,0 +1,291 @@
+"""Goes through a workflow without data: loads headers, runs the nodes that only shape things, predicts the rest.
+
+Nodes are the host's own. Which of them are run, and which stand for a stage, is said in the tables below; what is in
+none of them is listed and not guessed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import nodes as host_nodes
+
+from ..memory.prediction import CannotPredict, Card, Forecast, Stage, fake_mode, fake_tree
+from .budget import least_weights
+from .estimate import Question, coding_stage, sampling_stage, tiled_arguments
+from .fake_loading import NotAHeader, loading_headers
+from .predicted_text import predict_encoding
+from .predicted_vae import Coding
+from .vae import LowMemoryVAE, VAESettings, low_memory_vae
+
+Workflow = dict[str, dict[str, Any]]
+
+LOADERS = (
+    "CheckpointLoaderSimple", "UNETLoader", "VAELoader", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoader",
+    "QuadrupleCLIPLoader",
+)  # fmt: skip
+# Nodes whose first outputs are inputs of the same name: what they do changes no shape.
+SAME = {
+    "LoraLoader": ("model", "clip"), "LoraLoaderModelOnly": ("model",), "HeadroomReport": ("anything",),
+    "HeadroomEstimate": ("samples",), "HeadroomLocalAttention": ("model",), "PreviewAny": (), "SaveImage": (),
+    "PreviewImage": (), "SaveLatent": (),
+    "SaveAnimatedWEBP": (), "SaveAnimatedPNG": (), "SaveWEBM": (), "SaveVideo": (), "CreateVideo": (), "Note": (),
+    "MarkdownNote": (),
+}  # fmt: skip
+# Settings of a sampler, which no memory depends on.
+SETTINGS = (
+    "KSamplerSelect", "BasicScheduler", "KarrasScheduler", "ExponentialScheduler", "SDTurboScheduler",
+    "BetaSamplingScheduler", "LTXVScheduler", "Flux2Scheduler", "ManualSigmas", "SplitSigmas", "FlipSigmas",
+    "RandomNoise", "DisableNoise",
+)  # fmt: skip
+GUIDERS: dict[str, tuple[str, str | None, float | None]] = {
+    "BasicGuider": ("conditioning", None, 1.0),
+    "CFGGuider": ("positive", "negative", None),
+}
+SAMPLERS = ("KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced")
+TEXT = (
+    "CLIPTextEncode", "CLIPTextEncodeFlux", "CLIPTextEncodeSDXL", "CLIPTextEncodeSDXLRefiner", "CLIPTextEncodeSD3",
+    "CLIPTextEncodeHiDream", "CLIPTextEncodeHunyuanDiT", "CLIPTextEncodeLumina2", "TextEncodeQwenImageEdit",
+)  # fmt: skip
+DECODES = ("VAEDecode", "VAEDecodeTiled", "HeadroomVAEDecode")
+ENCODES = ("VAEEncode", "VAEEncodeTiled", "HeadroomVAEEncode")
+# Nodes that are run as they are: they make, cut and describe tensors, and patch models.
+PLAIN = (
+    "EmptyLatentImage", "EmptySD3LatentImage", "EmptyFlux2LatentImage", "EmptyHunyuanLatentVideo",
+    "EmptyHunyuanVideo15Latent", "EmptyHunyuanImageLatent", "EmptyLTXVLatentVideo", "EmptyMochiLatentVideo",
+    "EmptyCosmosLatentVideo", "EmptyQwenImageLayeredLatentImage", "EmptyChromaRadianceLatentImage", "EmptyImage",
+    "LatentUpscale", "LatentUpscaleBy", "LatentFromBatch", "RepeatLatentBatch", "LatentBatch", "LatentFlip",
+    "LatentRotate", "LatentCrop", "ImageScale", "ImageScaleBy", "ImageBatch", "CLIPSetLastLayer",
+    "ConditioningCombine", "ConditioningConcat", "ConditioningAverage", "ConditioningZeroOut", "FluxGuidance",
+    "ConditioningSetTimestepRange", "LTXVConditioning", "ModelSamplingFlux", "ModelSamplingSD3",
+    "ModelSamplingAuraFlow", "ModelSamplingDiscrete", "ModelSamplingContinuousEDM", "ModelSamplingLTXV",
+    "PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveBoolean", "HeadroomAttention", "HeadroomVAE",
+    "HeadroomOffload", "HeadroomCast", "HeadroomCastCLIP",
+)  # fmt: skip
+
+
+NOTHING = (None,) * 8  # outputs that are words and charts
+
+
+class Unknown(Exception):
+    """A node that is not known, or that needs one."""
+
+
+@dataclass
+class DryRun:
+    """A workflow in the API format, on a card.
+
+    Attributes:
+        stages: what was predicted, in the order of the workflow.
+        unknown: nodes that were not followed, with the reason.
+        notes: what the stages leave out.
+        ours: this pack's nodes by their ids.
+    """
+
+    workflow: Workflow
+    card: Card
+    stages: list[Stage] = field(default_factory=list)
+    unknown: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    results: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+    loaded: dict[tuple[str, str], tuple[Any, ...]] = field(default_factory=dict)
+    mode: FakeTensorMode = field(default_factory=fake_mode)
+    ours: Mapping[str, Any] = field(default_factory=dict)
+
+    def run(self) -> DryRun:
+        """Goes through all nodes."""
+        for number in self._ordered():
+            node = self.workflow[number]
+            try:
+                inputs = {name: self._value(value) for name, value in node["inputs"].items()}
+                self.results[number] = self._node(node["class_type"], inputs)
+            except Unknown as error:
+                self.unknown[number] = str(error)
+            except (CannotPredict, NotAHeader, OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
+                said = str(error).strip().partition("\n")[0]
+                self.unknown[number] = f"{node['class_type']}: {said or type(error).__name__}"
+        return self
+
+    @property
+    def complete(self) -> bool:
+        """Whether all that takes memory was followed."""
+        kinds = {self.workflow[number]["class_type"] for number in self.unknown}
+        return not kinds.intersection((*SAMPLERS, *DECODES, *ENCODES, *TEXT))
+
+    def forecast(self, limit: float, ram: int = 0) -> Forecast:
+        """All stages; of several of the same work on the same model, the largest."""
+        return Forecast(self.card, tuple(self.stages), limit, ram)
+
+    def _ordered(self) -> Iterator[str]:
+        """Nodes after those they depend on.
+
+        Raises:
+            ValueError: a link to a node that is not there, or a circle.
+        """
+        done: dict[str, bool] = {}
+
+        def visit(number: str) -> Iterator[str]:
+            if number not in self.workflow:
+                raise ValueError(f"the workflow links to node {number}, which is not in it")
+            if number in done:
+                if not done[number]:
+                    raise ValueError(f"the workflow has a circle through node {number}")
+                return
+            done[number] = False
+            for value in self.workflow[number]["inputs"].values():
+                if is_link(value):
+                    yield from visit(value[0])
+            done[number] = True
+            yield number
+
+        for number in self.workflow:
+            yield from visit(number)
+
+    def _value(self, value: Any) -> Any:
+        if not is_link(value):
+            return value
+        number, output = value
+        if number not in self.results or output >= len(self.results[number]):
+            raise Unknown(f"needs node {number}, {self.workflow[number]['class_type']}, which is not known")
+        return self.results[number][output]
+
+    def _node(self, kind: str, inputs: dict[str, Any]) -> tuple[Any, ...]:
+        if kind == "HeadroomLocalAttention":
+            self.notes.append("Local Attention is counted as dense")
+        if kind in SAME:
+            return (*(inputs[name] for name in SAME[kind]), *NOTHING)
+        if kind in SETTINGS:
+            return NOTHING
+        for kinds, follow in self._followers():
+            if kind in kinds:
+                return follow(kind, inputs)
+        raise Unknown(f"{kind} is not known")
+
+    def _followers(self) -> Iterator[tuple[Iterable[str], Callable[[str, dict[str, Any]], tuple[Any, ...]]]]:
+        yield GUIDERS, self._guide
+        yield SAMPLERS, self._sample
+        yield (*DECODES, *ENCODES), self._code
+        yield TEXT, self._text
+        yield LOADERS, self._load
+        yield ("HeadroomVAE",), lambda kind, inputs: (low_memory_vae(inputs.pop("vae"), VAESettings(**inputs)),)
+        yield ("LoadImage",), self._read
+        yield PLAIN, self._run_plainly
+
+    # ------------------------------------------------------------------------------------------- kinds of nodes
+
+    def _load(self, kind: str, inputs: dict[str, Any]) -> tuple[Any, ...]:
+        key = kind, repr(sorted(inputs.items()))
+        if key not in self.loaded:
+            with loading_headers(self.mode, self.card):
+                self.loaded[key] = self._call(kind, inputs)
+        return self.loaded[key]
+
+    def _text(self, kind: str, inputs: dict[str, Any]) -> tuple[Any, ...]:
+        if inputs.get("clip") is None:
+            raise Unknown(f"{kind} has no text encoder")
+        clip = inputs["clip"]
+        prediction, results = predict_encoding(
+            clip, self.card, lambda stand_in: self._call(kind, inputs | {"clip": stand_in}), self.mode
+        )
+        weights = int(clip.patcher.model_size())
+        self._add(Stage("text", prediction, weights, least_weights(clip.patcher, 0)))
+        return results
+
+    def _read(self, kind: str, inputs: dict[str, Any]) -> tuple[Any, ...]:
+        image = self._call(kind, inputs)
+        with self.mode:
+            return tuple(fake_tree(list(image)))
+
+    def _run_plainly(self, kind: str, inputs: dict[str, Any]) -> tuple[Any, ...]:
+        if "upscale_method" in inputs:  # some work on data; the size is the same by all of them
+            inputs = inputs | {"upscale_method": "bilinear"}
+        with loading_headers(self.mode, self.card):
+            return self._call(kind, inputs)
+
+    def _guide(self, kind: str, inputs: dict[str, Any]) -> tuple[Any, ...]:
+        positive, negative, cfg = GUIDERS[kind]
+        texts = {"positive": inputs[positive], "negative": inputs[negative or positive]}
+        return ({"model": inputs["model"], "cfg": inputs["cfg"] if cfg is None else cfg, **texts},)
+
+    def _sample(self, kind: str, inputs: dict[str, Any]) -> tuple[Any, ...]:
+        asked = inputs["guider"] if kind == "SamplerCustomAdvanced" else inputs
+        latent = inputs["latent_image"]
+        question = Question(
+            asked["model"], latent, positive=asked["positive"], negative=asked["negative"], cfg=float(asked["cfg"])
+        )
+        self._add(sampling_stage(question, self.card, self.notes))
+        return latent, latent
+
+    def _code(self, kind: str, inputs: dict[str, Any]) -> tuple[Any, ...]:
+        vae, encodes = inputs["vae"], kind in ENCODES
+        x = inputs["pixels"] if encodes else inputs["samples"]["samples"]
+        widgets = {name: value for name, value in inputs.items() if name not in ("vae", "pixels", "samples")}
+        if kind.startswith("Headroom"):
+            vae, widgets = low_memory_vae(vae, VAESettings(**widgets)), {}
+        coding = Coding(vae, x, encodes)
+        if "tile_size" in widgets and not isinstance(vae, LowMemoryVAE):
+            coding = replace(coding, tiles=tiled_arguments(vae, encodes=encodes, **widgets))
+        self._add(coding_stage(coding, self.card))
+        with self.mode:
+            return ({"samples": latent_like(vae, x)} if encodes else pixels_like(vae, x),)
+
+    def _call(self, kind: str, inputs: dict[str, Any]) -> tuple[Any, ...]:
+        """Runs a node of the host's or ours.
+
+        Raises:
+            Unknown: this host has no such node, or it does not take these inputs.
+        """
+        node = self.ours.get(kind) or host_nodes.NODE_CLASS_MAPPINGS.get(kind)
+        if node is None:
+            raise Unknown(f"{kind} is not in this ComfyUI")
+        function: Callable[..., Any] = getattr(node, "execute", None) or getattr(node(), node.FUNCTION)
+        try:
+            inspect.signature(function).bind(**inputs)
+        except TypeError as error:
+            raise Unknown(f"{kind}: {error}") from error
+        result = function(**inputs)
+        return tuple(result if isinstance(result, tuple) else result.args)
+
+    def _add(self, stage: Stage) -> None:
+        """Of equal stages the one that needs most counts."""
+        for number, other in enumerate(self.stages):
+            same = (other.work, other.weights, other.method) == (stage.work, stage.weights, stage.method)
+            if same and (stage.work != "sampling" or stage.prediction == other.prediction):
+                self.stages[number] = max(stage, other, key=lambda one: one.peak)
+                return
+        self.stages.append(stage)
+
+
+def is_link(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int)
+
+
+def pixels_like(vae: Any, latent: Tensor) -> Tensor:
+    """What a latent decodes to: (B, H, W, C), frames in a row."""
+    reach = vae.spacial_compression_decode()
+    frames = 1
+    if latent.ndim == 5:
+        ratio = vae.upscale_ratio
+        in_time = ratio[0] if isinstance(ratio, (tuple, list)) else 1
+        frames = int(in_time(latent.shape[2]) if callable(in_time) else latent.shape[2] * in_time)
+    height, width = (side * reach for side in latent.shape[-2:])
+    return torch.empty(latent.shape[0] * frames, height, width, vae.output_channels)
+
+
+def latent_like(vae: Any, pixels: Tensor) -> Tensor:
+    """What pixels (B, H, W, C) encode to."""
+    reach = vae.spacial_compression_encode()
+    height, width = (side // reach for side in pixels.shape[1:3])
+    if vae.latent_dim == 2:
+        return torch.empty(pixels.shape[0], vae.latent_channels, height, width)
+    ratio = vae.downscale_ratio
+    in_time = ratio[0] if isinstance(ratio, (tuple, list)) else 1
+    cells = int(in_time(pixels.shape[0]) if callable(in_time) else max(1, pixels.shape[0] // in_time))
+    return torch.empty(1, vae.latent_channels, cells, height, width)

@@ -1,0 +1,218 @@
+"""`estimate` on workflow files: in this process, and as people run it, with models of real size without weights."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import folder_paths
+import pytest
+
+import nodes
+from headroom.host.dry_run import DryRun
+from headroom.host.fake_loading import NotAHeader, read_header
+from headroom.memory.prediction import Forecast, Verdict, named_card
+from headroom.nodes import NODES
+
+from . import full_size
+from .conftest import ENVIRONMENT
+from .workflows import node
+
+PACK = Path(__file__).parents[2]
+Workflow = dict[str, Any]
+GB = 2**30
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base directory of ComfyUI's with files of which nothing but the header can be read."""
+    folder = tmp_path_factory.mktemp("base")
+    full_size.write_all(folder / "models")
+    for path in (folder / "models").rglob("*.safetensors"):
+        with path.open("rb+") as file:
+            header = int.from_bytes(file.read(8), "little")
+            if "umt5" not in path.name:  # its tokenizer lies behind the header
+                file.truncate(8 + header)
+    return folder
+
+
+def estimate(workflow: Workflow | str, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    path = folder / "workflow.json"
+    path.write_text(workflow if isinstance(workflow, str) else json.dumps(workflow))
+    command = [sys.executable, str(PACK / "cli" / "estimate.py"), str(path), "--comfyui", str(ENVIRONMENT.comfyui)]
+    return subprocess.run(
+        [*command, "--base-directory", str(folder), *options],
+        capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def extra_nodes() -> None:
+    """Nodes that the host imports when it starts."""
+    asyncio.run(nodes.init_builtin_extra_nodes())
+
+
+@pytest.fixture
+def models(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host of this process looks for models there."""
+    for folder in ("checkpoints", "diffusion_models", "text_encoders", "vae"):
+        places = ([str(base / "models" / folder)], folder_paths.folder_names_and_paths[folder][1])
+        monkeypatch.setitem(folder_paths.folder_names_and_paths, folder, places)
+    folder_paths.filename_list_cache.clear()
+
+
+def answer(workflow: Workflow, vram: float = 12.0) -> Forecast:
+    """In this process, as the command line does it."""
+    run = DryRun(workflow, named_card("sm86", vram), ours={one.GET_SCHEMA().node_id: one for one in NODES}).run()
+    assert run.complete, run.unknown
+    return run.forecast(0.85)
+
+
+def sampled(model: list, clip: list, vae: list, latent: Workflow, cfg: float) -> Workflow:
+    return {
+        "4": node("CLIPTextEncode", clip=clip, text="a lighthouse at dusk"),
+        "5": latent,
+        "6": node(
+            "KSampler", model=model, positive=["4", 0], negative=["4", 0], latent_image=["5", 0], seed=1, steps=20,
+            cfg=cfg, sampler_name="euler", scheduler="simple", denoise=1.0,
+        ),
+        "7": node("VAEDecode", samples=["6", 0], vae=vae),
+        "8": node("SaveImage", images=["7", 0], filename_prefix="x"),
+    }  # fmt: skip
+
+
+def sd15(side: int = 512) -> Workflow:
+    latent = node("EmptyLatentImage", width=side, height=side, batch_size=1)
+    loader = {"1": node("CheckpointLoaderSimple", ckpt_name="full_sd15.safetensors")}
+    return loader | sampled(["1", 0], ["1", 1], ["1", 2], latent, 7.0)
+
+
+def sdxl() -> Workflow:
+    names = {"clip_name1": "full_clip_g.safetensors", "clip_name2": "full_clip_l.safetensors"}
+    return {
+        "1": node("UNETLoader", unet_name="full_sdxl_unet.safetensors", weight_dtype="default"),
+        "2": node("DualCLIPLoader", type="sdxl", **names),
+        "3": node("VAELoader", vae_name="full_sd_vae.safetensors"),
+    } | sampled(["1", 0], ["2", 0], ["3", 0], node("EmptyLatentImage", width=1024, height=1024, batch_size=1), 7.0)
+
+
+def flux(weight_dtype: str = "default") -> Workflow:
+    names = {"clip_name1": "full_clip_l.safetensors", "clip_name2": "full_t5xxl.safetensors"}
+    return {
+        "1": node("UNETLoader", unet_name="full_flux.safetensors", weight_dtype=weight_dtype),
+        "2": node("DualCLIPLoader", type="flux", **names),
+        "3": node("VAELoader", vae_name="full_flux_vae.safetensors"),
+    } | sampled(["1", 0], ["2", 0], ["3", 0], node("EmptySD3LatentImage", width=1024, height=1024, batch_size=1), 1.0)
+
+
+def wan() -> Workflow:
+    latent = node("EmptyHunyuanLatentVideo", width=832, height=480, length=81, batch_size=1)
+    return {
+        "1": node("UNETLoader", unet_name="full_wan14b.safetensors", weight_dtype="default"),
+        "2": node("CLIPLoader", clip_name="full_umt5xxl.safetensors", type="wan"),
+        "3": node("VAELoader", vae_name="full_wan_vae.safetensors"),
+    } | sampled(["1", 0], ["2", 0], ["3", 0], latent, 5.0)
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(
+    ("workflow", "weights", "verdict"),
+    [
+        (sd15, 1.6, Verdict.RESIDENT),
+        (sdxl, 4.78, Verdict.RESIDENT),
+        (flux, 22.2, Verdict.STREAMS),
+        (wan, 26.6, Verdict.STREAMS),
+    ],
+)
+def test_models_of_real_size(workflow: Callable[[], Workflow], weights: float, verdict: Verdict) -> None:
+    found = answer(workflow())
+    assert found.verdict is verdict
+    assert [stage.work for stage in found.stages] == ["text", "sampling", "decode"]
+    assert not any(stage.doubt for stage in found.stages)
+    assert found.stages[1].weights / GB == pytest.approx(weights, rel=0.02)
+    assert (found.streamed_per_step > 0) == (verdict is Verdict.STREAMS)
+
+
+@pytest.mark.usefixtures("models")
+def test_nodes_of_ours_count() -> None:
+    plain = answer(flux())
+    cast = flux()
+    cast["9"] = node("HeadroomCast", model=["1", 0], storage="float8_e4m3fn_scaled", compute="auto", skip="auto")
+    cast["6"]["inputs"]["model"] = ["9", 0]
+    strips = {"method": "exact", "vram_budget_gb": 2.0, "tile_size": 0, "overlap": 64, "feather": "cosine"}
+    strips |= {"temporal_size": 0, "temporal_overlap": 16, "batch_slice": 0, "store": "same"}
+    cast["7"] = node("HeadroomVAEDecode", samples=["6", 0], vae=["3", 0], **strips)
+    ours = answer(cast)
+    assert ours.stages[1].weights <= 0.55 * plain.stages[1].weights
+    assert ours.stages[2].method == "exact, in strips"
+    assert ours.stages[2].peak <= 2.01 * GB
+    assert answer(flux("fp8_e4m3fn")).stages[1].weights <= 0.51 * plain.stages[1].weights
+
+
+@pytest.mark.usefixtures("models")
+def test_the_workflows_of_the_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # they name the small models
+    folder_paths.filename_list_cache.clear()
+    for name in ("flux_low_vram", "sd15_image_to_image", "wan_video_decode"):
+        workflow = json.loads((PACK / "workflows" / "api" / f"{name}.json").read_text())
+        assert {"text", "sampling", "decode"} <= {stage.work for stage in answer(workflow).stages}
+
+
+def test_as_people_run_it(base: Path) -> None:
+    result = estimate(sd15(4096), base, "--vram", "6", "--json")
+    assert result.returncode == 3, result.stderr[-2000:]
+    found = json.loads(result.stdout.strip().splitlines()[-1])
+    assert found["verdict"] == "does_not_fit"
+    assert found["complete"]
+    assert {stage["work"] for stage in found["stages"]} == {"text", "sampling", "decode"}
+    assert found["peak_gb"] >= found["least_vram_gb"] > 0.85 * 6
+
+
+@pytest.mark.usefixtures("models")
+def test_an_unknown_node_is_listed_and_not_guessed() -> None:
+    workflow = sd15()
+    workflow["9"] = node("SomebodysUpscaler", model=["1", 0])
+    workflow["6"]["inputs"]["model"] = ["9", 0]
+    run = DryRun(workflow, named_card("sm86", 8.0)).run()
+    assert not run.complete
+    assert run.unknown["9"] == "SomebodysUpscaler is not known"
+    assert run.unknown["6"].startswith("needs node 9")
+    assert [stage.work for stage in run.stages] == ["text"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is no JSON"),
+        ("[1, 2]", "is no ComfyUI workflow"),
+        ('{"nodes": [], "links": []}', "Export (API)"),
+    ],
+)
+def test_files_that_are_no_workflow(tmp_path: Path, content: str, said: str) -> None:
+    result = estimate(content, tmp_path)
+    assert result.returncode == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(("link", "said"), [("7", "links to node 7"), ("1", "circle through node 1")])
+def test_workflows_that_do_not_hold_together(link: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        answer({"1": node("VAEDecode", vae=[link, 0])})
+
+
+@pytest.mark.usefixtures("models")
+def test_a_model_that_is_not_there() -> None:
+    workflow = sd15()
+    workflow["1"]["inputs"]["ckpt_name"] = "nowhere.safetensors"
+    assert "nowhere.safetensors" in DryRun(workflow, named_card("sm86", 8.0)).run().unknown["1"]
+
+
+def test_a_file_of_another_kind(tmp_path: Path) -> None:
+    (tmp_path / "old.ckpt").write_bytes(b"a pickle of some length")
+    with pytest.raises(NotAHeader, match="no safetensors file"):
+        read_header(tmp_path / "old.ckpt")
