@@ -18,7 +18,7 @@ FEWEST_WEIGHTS = 4096
 MODULATION_SHARE = 0.02
 # A convolution without scales adds as much error whether it is large or small: the small ones are kept, as many as make
 # up this share of the weights. In SD1.5 they are more than half of the layers.
-CONVOLUTION_SHARE = 0.04
+CONVOLUTION_SHARE = 0.05
 
 _NORM = re.compile(r"norm", re.IGNORECASE)
 _EMBEDDER = re.compile(
