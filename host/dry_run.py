@@ -120,7 +120,7 @@ class DryRun:
         return not kinds.intersection((*SAMPLERS, *DECODES, *ENCODES, *TEXT))
 
     def forecast(self, limit: float, ram: int = 0) -> Forecast:
-        """All stages; of several of the same work on the same model, the largest."""
+        """The stages on the card."""
         return Forecast(self.card, tuple(self.stages), limit, ram)
 
     def _ordered(self) -> Iterator[str]:
