@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import comfy.model_management as model_management
 import comfy.sample
 import comfy.sampler_helpers
 import comfy.samplers
@@ -34,14 +35,19 @@ from ..memory.prediction import (
     predict,
 )
 from .answers import answering, card_answers, free_memory_answer
+from .budget import budget_of
 from .override import OVERRIDE, overrides_of
 
 # Parts of a conditioning that bring a model of their own or depend on the noise level. All conditionings count.
 LEFT_OUT = ("control", "gligen", "hooks", "start_percent", "end_percent", "timestep_start", "timestep_end")
-SAMPLER_LATENTS = 3  # beside the one that goes into the model: the noise, the start and the last estimate
+# Beside the one that goes into the model: the noise and the start, both as they came and as the sampler scaled them,
+# and the last estimate.
+SAMPLER_LATENTS = 5
 # Attributes that the host gives a layer for its own streaming and patching. They hold real tensors.
 HOST_LISTS = ("weight_function", "bias_function")
 COMPILER = "torch.compile"
+COUNTED = "headroom_counted"
+BOUNDLESS = 2**62
 ALL = parse_blocks("all")
 
 
@@ -55,6 +61,7 @@ class Step:
         positive, negative: CONDITIONING; without any, the model's text is taken from what its layers want.
         cfg: 1 leaves the negative out, as in the host.
         mask: of the noise, if the latent has one.
+        together: guidance is computed in one batch, even where the host would find no room for it.
     """
 
     model: ModelPatcher
@@ -63,6 +70,7 @@ class Step:
     negative: Sequence[Any] = ()
     cfg: float = 8.0
     mask: Tensor | None = None
+    together: bool = False
 
 
 def predict_step(step: Step, card: Card, workspaces: Workspaces = DOCUMENTED) -> Prediction:
@@ -79,7 +87,9 @@ def predict_step(step: Step, card: Card, workspaces: Workspaces = DOCUMENTED) ->
             conditions = {"positive": _conditions(step.positive), "negative": _conditions(step.negative)}
             run = stand_in.prepared(step, shape, conditions)
         weights = [*stand_in.model.parameters(), *stand_in.model.buffers()]
-        return predict(mode, card, weights, run, workspaces, stand_in.repeats, conditions)
+        stand_in.streamed = _streamed(step.model, shape, card)
+        found = predict(mode, card, weights, run, workspaces, stand_in.repeats, conditions)
+    return replace(found, calls=stand_in.calls)
 
 
 @dataclass
@@ -90,32 +100,26 @@ class StandIn:
         model: the host's BaseModel, copied.
         patcher: stands where the host looks for the model's patcher.
         card: where it says it is.
+        streamed: bytes of weights that the host leaves off the card.
+        calls: of the model so far.
     """
 
     model: nn.Module
     patcher: ModelPatcher
     card: Card
+    streamed: int = 0
+    calls: int = 0
     running: list[str] = field(default_factory=list)
     repeats: Repeats = field(default_factory=Repeats)
 
     @classmethod
     def of(cls, model: ModelPatcher, mode: FakeTensorMode, card: Card) -> StandIn:
-        base = model.model
-        # Shared as they are: settings that are only read, and that do not let themselves be copied.
-        memo: dict[int, Any] = {id(shared): shared for shared in (base.model_config, base.latent_format)}
-        memo[id(base.current_patcher)] = None
-        for layer in base.modules():
-            memo |= {id(vars(layer)[name]): [] for name in HOST_LISTS if vars(layer).get(name)}
-            if "_v" in vars(layer):  # dynamic VRAM's page; without it a layer casts as under the legacy manager
-                memo[id(vars(layer)["_v"])] = None
-        copied = fake_copy(base, mode, card.device, memo)
+        copied = model_without_data(model.model, mode, card.device)
         for path, patch in model.object_patches.items():
             if isinstance(patch, nn.Module):
                 comfy.utils.set_attr(copied, path, fake_copy(patch, mode, card.device))
             elif not callable(patch):
                 comfy.utils.set_attr(copied, path, patch)
-        for layer in copied.modules():
-            vars(layer).pop("_v", None)
         stand_in = cls(copied, model.clone(), card)
         stand_in.patcher.model = copied
         stand_in.patcher.load_device = card.device
@@ -133,7 +137,7 @@ class StandIn:
         def run(tracker: LiveBytes) -> Any:
             tracker.modules = self.running
             free = self._free_memory(tracker)
-            self.patcher.get_free_memory = free
+            self.patcher.get_free_memory = (lambda *_, **__: BOUNDLESS) if step.together else free
             held = [torch.empty(shape, device=card.device) for _ in range(SAMPLER_LATENTS)]
             x = torch.empty(shape, device=card.device)
             with answering({"get_free_memory": free}):
@@ -151,13 +155,17 @@ class StandIn:
         return run
 
     def _free_memory(self, tracker: LiveBytes) -> Callable[..., Any]:
-        answer = free_memory_answer(self.card, tracker)
+        answer = free_memory_answer(self.card, tracker, self.streamed)
 
         def ask(*args: Any, **kwargs: Any) -> Any:
             self.repeats.questions += 1
             return answer(*args, **kwargs)
 
         return ask
+
+    def _counted(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return executor(*args, **kwargs)
 
     def options(self) -> dict[str, Any]:
         """The patcher's, as the sampler makes them; a compiler would read the data."""
@@ -167,12 +175,28 @@ class StandIn:
             kind: {key: found for key, found in self.patcher.wrappers.get(kind, {}).items() if key != COMPILER}
             for kind in (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL, WrappersMP.CALC_COND_BATCH)
         }
+        wrappers[WrappersMP.APPLY_MODEL] = {**wrappers[WrappersMP.APPLY_MODEL], COUNTED: [self._counted]}
         inner["wrappers"] = {**inner.get("wrappers", {}), **wrappers}
         if self.card.is_cuda and not torch.cuda.is_available():
             # This host has chosen its attention for a machine without such a card.
             inner[OVERRIDE] = _AsOnCuda(inner.get(OVERRIDE))
         inner["sample_sigmas"] = torch.empty(2, device=self.card.device)
         return options
+
+
+def model_without_data(base: Any, mode: FakeTensorMode, device: torch.device) -> Any:
+    """A copy of the host's BaseModel without data, and without what belongs to one loaded copy."""
+    # Shared as they are: settings that are only read, and that do not let themselves be copied.
+    memo: dict[int, Any] = {id(shared): shared for shared in (base.model_config, base.latent_format)}
+    memo[id(base.current_patcher)] = None
+    for layer in base.modules():
+        memo |= {id(vars(layer)[name]): [] for name in HOST_LISTS if vars(layer).get(name)}
+        if "_v" in vars(layer):  # dynamic VRAM's page; without it a layer casts as under the legacy manager
+            memo[id(vars(layer)["_v"])] = None
+    copied = fake_copy(base, mode, device, memo)
+    for layer in copied.modules():
+        vars(layer).pop("_v", None)
+    return copied
 
 
 @dataclass(frozen=True)
@@ -185,6 +209,20 @@ class _AsOnCuda:
         if self.previous is None:
             return attention_pytorch(*args, **kwargs)
         return self.previous(attention_pytorch, *args, **kwargs)
+
+
+def _streamed(model: ModelPatcher, shape: torch.Size, card: Card) -> int:
+    """Bytes of weights that the host leaves off a card: it keeps room for a batch of one conditioning."""
+    weights = int(model.model_size())
+    if not card.is_cuda:
+        return 0
+    if model.is_dynamic():
+        return weights  # its pages count as free
+    wanted = int(model.model.memory_required(list(shape))) + card.reserved
+    room = card.seen - card.reserved - max(wanted, int(model_management.minimum_inference_memory()))
+    budget = budget_of(model)
+    room = room if budget is None else min(room, budget.weights)
+    return weights - max(0, min(weights, room))
 
 
 def _shape_in_model(step: Step) -> torch.Size:

@@ -24,6 +24,7 @@ class Card:
         capability: compute capability of an NVIDIA card, None for anything else.
         reserved: bytes that the driver and the host keep for themselves.
         threads: of a CPU; its attention kernels have a buffer each.
+        found: bytes that the host finds, where ``total`` is less by the user's wish; 0: the total.
     """
 
     name: str
@@ -32,6 +33,12 @@ class Card:
     capability: tuple[int, int] | None = None
     reserved: int = 0
     threads: int = 1
+    found: int = 0
+
+    @property
+    def seen(self) -> int:
+        """Bytes by which the host decides, of itself, what to do at once."""
+        return self.found or self.total
 
     @property
     def is_cuda(self) -> bool:

@@ -36,6 +36,7 @@ class LiveBytes(TorchDispatchMode):
         peak_operator: what ran then.
         peak_module: the innermost module that ran then, where :attr:`modules` says.
         timeline: live bytes after each operator.
+        flops: floating point operations of products, convolutions and attention so far, where they are counted.
         modules: paths of the modules that are running; whoever runs them keeps it.
     """
 
@@ -51,6 +52,7 @@ class LiveBytes(TorchDispatchMode):
         self.live = self.peak = self.live_peak = 0
         self.peak_operator = self.peak_module = ""
         self.timeline = array("q")
+        self.flops = 0
         self.modules: list[str] = []
         self._others: list[Any] = []
         self._known: dict[int, weakref.ref[Any]] = {}
@@ -89,8 +91,12 @@ class LiveBytes(TorchDispatchMode):
         return forget
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operator that is not made of others."""
-        return func(*args, **kwargs)
+        """Runs an operator that is not made of others, unless it is a Python function whose own operators are seen."""
+        function = _python_function(func) if self.device_type == "cpu" else None
+        if function is None:
+            return func(*args, **kwargs)
+        with self:
+            return function(*args, **kwargs)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -135,6 +141,18 @@ def inner_tensors(tensor: Tensor) -> Iterable[Tensor]:
     if not is_traceable_wrapper_subclass(tensor):
         return (tensor,)
     return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+
+
+def _python_function(func: Any) -> Callable[..., Any] | None:
+    """What an operator runs that a library has made of a Python function, such as unpacking quantised weights; None for
+    others. On a CPU such a function is made of torch's operators; on a GPU it may start kernels of its own."""
+    try:
+        from torch._library.custom_ops import OPDEFS
+    except ImportError:  # torch keeps them elsewhere then: their inner tensors are not seen
+        return None
+    made = OPDEFS.get(func.name()) if func.namespace not in ("aten", "prims", "prim") else None
+    function: Callable[..., Any] | None = getattr(made, "_init_fn", None)
+    return function
 
 
 @cache

@@ -13,12 +13,12 @@ GAP = 24
 LIMIT = "#ff5d5d"
 
 
-def draw_forecast(forecast: Forecast) -> Image.Image:
+def draw_forecast(forecast: Forecast, title: str = "Will it fit?") -> Image.Image:
     """Each stage in a part of its own, its operators from left to right; the dashed line is the limit."""
     image = Image.new("RGB", (WIDTH, HEIGHT), BACKGROUND)
     canvas = ImageDraw.Draw(image)
-    title, label = ImageFont.load_default(TITLE_SIZE), ImageFont.load_default(LABEL_SIZE)
-    canvas.text((MARGIN, MARGIN - 8), f"Will it fit? {forecast.verdict.value.replace('_', ' ')}", INK, title)
+    heading, label = ImageFont.load_default(TITLE_SIZE), ImageFont.load_default(LABEL_SIZE)
+    canvas.text((MARGIN, MARGIN - 8), f"{title} {forecast.verdict.value.replace('_', ' ')}", INK, heading)
     canvas.text((MARGIN, MARGIN + TITLE_SIZE), forecast.card.name, FAINT, label)
     top, bottom = 2 * MARGIN + TITLE_SIZE + LABEL_SIZE, HEIGHT - 2 * MARGIN
     most = max(forecast.peak, forecast.allowed, 1) * 1.05

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from .card import Card
 from .fused_attention import FusedAttention
@@ -20,6 +21,14 @@ from .repeats import Repeats
 from .workspace import DOCUMENTED, Workspaces
 
 TIMELINE_POINTS = 200
+
+
+def _attention_on_cpu(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+
+
+# torch's own formulas, which have no entry for its kernel on CPUs.
+FLOPS = {**flop_registry, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_on_cpu}
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,10 @@ class Prediction:
         timeline: live bytes above the weights, evenly spread over the operators.
         operators: how many ran.
         kernels: attention calls by torch's kernel, on a CUDA card.
+        flops: floating point operations of products, convolutions and attention.
+        calls: of the model, for guidance that is not computed together.
         seconds: the prediction took.
+        bound: it is a plan that the work stays within, and not followed to the byte.
     """
 
     weights: int
@@ -47,7 +59,10 @@ class Prediction:
     timeline: tuple[int, ...] = ()
     operators: int = 0
     kernels: dict[str, int] = field(default_factory=dict)
+    flops: int = 0
+    calls: int = 1
     seconds: float = 0.0
+    bound: bool = False
 
     @property
     def peak(self) -> int:
@@ -114,6 +129,7 @@ def predict(
         timeline=_thinned(tracker.timeline, held),
         operators=len(tracker.timeline),
         kernels=dict(Counter(fused.taken)),
+        flops=tracker.flops,
         seconds=time.perf_counter() - start,
     )
 
@@ -123,10 +139,13 @@ def _where(tracker: LiveBytes) -> str:
 
 
 class _WithoutData(LiveBytes):
-    """Mends what torch (2.11) says of tensors without data and does not do with real ones."""
+    """Counts operations, and mends what torch (2.11) says of tensors without data and does not do with real ones."""
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = super().run(func, args, kwargs)
+        formula = FLOPS.get(func.overloadpacket)
+        if formula is not None:
+            self.flops += int(formula(*args, **kwargs, out_val=result))
         if func is torch.ops.aten.native_group_norm.default and args[0].stride() != result[0].stride():
             # One picture with its channels last comes out with strides that later operators do not recognise.
             return (torch.empty_like(args[0]), *result[1:])

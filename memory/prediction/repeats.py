@@ -44,9 +44,10 @@ class Repeats:
 
 @dataclass(frozen=True)
 class _Course:
-    """What a block did: its peak above where it began, and what it returned."""
+    """What a block did: its peak above where it began, its operations, and what it returned."""
 
     above: int
+    flops: int
     operator: str
     module: str
     results: tuple[_Result | Any, ...]
@@ -87,7 +88,7 @@ class _Repeated:
         if key in repeats.known:
             return self.forward(*args, **kwargs)
         repeats.known[key] = None
-        before, questions, kernels = tracker.live, repeats.questions, repeats.kernels.copy()
+        before, flops, questions, kernels = tracker.live, tracker.flops, repeats.questions, repeats.kernels.copy()
         peak = tracker.begin_stretch()
         try:
             out = self.forward(*args, **kwargs)
@@ -97,12 +98,15 @@ class _Repeated:
         results, shape, fresh = _results(out, tensors)
         if questions == repeats.questions and tracker.live == before + _rounded(fresh, tracker):
             counted = repeats.kernels - kernels
-            repeats.known[key] = _Course(found[0] - before, found[1], found[2], results, shape, counted)
+            repeats.known[key] = _Course(
+                found[0] - before, tracker.flops - flops, found[1], found[2], results, shape, counted
+            )  # fmt: skip
         return out
 
 
 def _again(course: _Course, tensors: list[Tensor], tracker: LiveBytes, kernels: Counter[str]) -> Any:
     tracker.reach(tracker.live + course.above, course.operator, course.module)
+    tracker.flops += course.flops
     kernels.update(course.kernels)
     made: dict[int, Tensor] = {}
     leaves = []

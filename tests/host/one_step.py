@@ -8,6 +8,8 @@ import comfy.sampler_helpers
 import comfy.samplers
 import torch
 
+from headroom.host.predicted_step import SAMPLER_LATENTS
+
 from .families import Family
 
 CPU = torch.device("cpu")
@@ -22,7 +24,7 @@ def one_call(model: Any, family: Family, shape: tuple[int, ...], cfg: float = 3.
     def call() -> object:
         base.current_patcher = model
         conds = {name: comfy.sampler_helpers.convert_cond(one) for name, one in text.items()}
-        held = [torch.zeros(shape) for _ in range(3)]
+        held = [torch.zeros(shape) for _ in range(SAMPLER_LATENTS)]
         x = torch.zeros(shape)
         conds = comfy.samplers.process_conds(base, held[0], conds, CPU, held[1], None, seed=0)
         options = dict(model.model_options)

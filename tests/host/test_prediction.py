@@ -1,6 +1,6 @@
 """Predicted memory against what torch's own profiler sees of the same work with data."""
 
-import time
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ from .one_step import CPU, one_call
 PREDICTED = [name for name in FAMILIES if name != "hidream"]
 GB = 2**30
 MiB = 2**20
+ROTATION = 256 * 256 * 4  # bytes that comfy-kitchen keeps from one call to the next
 
 
 @pytest.fixture(autouse=True)
@@ -96,14 +97,17 @@ class TestSteps:
         prediction = predict_step(step_of(model, family, latent), this_cpu())
         assert off_by(prediction, one_call(model, family, tuple(latent.shape))) <= 0.02
 
-    @pytest.mark.parametrize("storage", ["float8_e4m3fn_scaled", "float8_e4m3fn_unscaled", "bfloat16"])
+    @pytest.mark.parametrize(
+        "storage", ["float8_e4m3fn_scaled", "int8_convrot", "mxfp8", "float8_e4m3fn_unscaled", "bfloat16"]
+    )
     def test_with_cast_weights(self, storage: str) -> None:
         family = FAMILIES["flux"]
         model, _ = cast_model(family.load(), CastSettings(storage))
         latent = family.latent(256, 192)
         prediction = predict_step(step_of(model, family, latent), this_cpu())
         assert prediction.weights == pytest.approx(model.model_size(), rel=0.001)
-        assert off_by(prediction, one_call(model, family, tuple(latent.shape))) <= 0.02
+        kept = ROTATION / prediction.activations if storage == "int8_convrot" else 0.0
+        assert off_by(prediction, one_call(model, family, tuple(latent.shape))) <= 0.02 + kept
 
     @pytest.mark.parametrize("name", ["wan21"])
     @pytest.mark.parametrize("backend", ["auto", "sdpa", "sdpa_math", "sliced", "online", "host"])
@@ -148,6 +152,18 @@ class TestSteps:
         assert model.model.current_patcher is patcher
         assert model.model_options == options
         assert not model.model.diffusion_model._forward_pre_hooks
+
+    def test_nothing_without_data_is_kept(self) -> None:
+        """The host and its libraries keep tensors for all models."""
+        kept = importlib.import_module("comfy_kitchen.tensor.int8_utils")._HADAMARD_CACHE
+        family, kept_before = FAMILIES["flux"], dict(kept)
+        model, _ = cast_model(family.load(), CastSettings("int8_convrot"))
+        kept.clear()
+        try:
+            predict_step(step_of(model, family, family.latent()), this_cpu())
+            assert not kept
+        finally:
+            kept.update(kept_before)
 
     def test_the_operator_that_looks_at_data_is_named(self) -> None:
         family = FAMILIES["hidream"]
@@ -305,13 +321,11 @@ class TestAnswers:
     def test_the_node_stops_a_prompt_before_its_model_is_loaded(self) -> None:
         comfy.model_management.unload_all_models()
         family = FAMILIES["flux"]
-        start = time.monotonic()
         with pytest.raises(ValueError, match=r"stopped before sampling: sampling needs.*\n.*\ndoes_not_fit"):
             HeadroomEstimate.execute(
                 family.load(), {"samples": family.latent(1024, 1024)}, 3.0, "stop", positive=family.conditioning(1),
                 vram_gb=0.05, gpu="sm86",
             )  # fmt: skip
-        assert time.monotonic() - start < 5
         assert not comfy.model_management.current_loaded_models
 
 
