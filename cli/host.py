@@ -31,15 +31,16 @@ def find_comfyui(named: str | None = None) -> Path:
     raise NoHost("no ComfyUI here: put the pack into its custom_nodes, or name its folder by --comfyui or COMFYUI_PATH")
 
 
-def enter(comfyui: Path, base: str | None = None) -> ModuleType:
-    """Imports the host, on the CPU, and the pack; gives the pack back.
+def enter(comfyui: Path, base: str | None = None, cpu: bool = True) -> ModuleType:
+    """Imports the host and the pack; gives the pack back.
 
     Args:
         comfyui: its folder.
-        base: whose ``models`` and ``input`` count; the host's own if None.
+        base: whose ``models``, ``input`` and ``user`` count; the host's own if None.
+        cpu: the host is to leave the machine's card alone.
     """
     before = sys.argv
-    sys.argv = ["comfyui", "--cpu", *(["--base-directory", base] if base else [])]
+    sys.argv = ["comfyui", *(["--cpu"] if cpu else []), *(["--base-directory", base] if base else [])]
     sys.path.insert(0, str(comfyui))  # the pack's own folders have names that the host has too
     sys.path[:] = [place for place in sys.path if Path(place or ".").resolve() not in (PACK, PACK / "cli")]
     logging.disable(logging.WARNING)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .card import Card
+from .convolution import Convolution, is_channels_last
 
 aten = torch.ops.aten
 MiB = 2**20
@@ -29,7 +30,7 @@ class Workspaces:
         pointwise_convolution: the same for kernels of one pixel.
         channels_last: whether convolutions whose tensors are in that layout already are counted too.
         product: bytes that cuBLAS keeps from its first product on; None: by the card's generation.
-        measured: bytes by signature of a convolution, from a calibration; they come before the rule.
+        measured: bytes by a :class:`Convolution` as text, from a calibration; they come before the rule.
     """
 
     convolution: float = 1.0
@@ -66,35 +67,21 @@ class Workspaces:
 
     def _cudnn_convolution(self, args: tuple[Any, ...], out: Tensor) -> int:
         x, weight = args[0], args[1]
-        known = self.measured.get(signature(x, weight, args[3]))
+        known = self.measured.get(str(Convolution.of(args))) if self.measured else None
         if known is not None:
             return known
         pointwise = math.prod(weight.shape[2:]) == 1
-        copies = (_in_eights(t) for t in (x, weight, out) if self.channels_last or not _is_channels_last(t))
+        copies = (_in_eights(t) for t in (x, weight, out) if self.channels_last or not is_channels_last(t))
         return int((self.pointwise_convolution if pointwise else self.convolution) * sum(copies))
 
 
 DOCUMENTED = Workspaces()
 
 
-def signature(x: Tensor, weight: Tensor, stride: Any) -> str:
-    """What a convolution's workspace depends on."""
-    layout = "channels_last" if _is_channels_last(x) else "contiguous"
-    shapes = "x".join(map(str, x.shape)), "x".join(map(str, weight.shape)), "x".join(map(str, stride))
-    return " ".join((str(x.dtype).removeprefix("torch."), layout, *shapes))
-
-
 def _in_eights(x: Tensor) -> int:
     """Bytes with the channels rounded up to eight, as tensor cores want them."""
     channels = x.shape[1]
     return x.numel() // max(1, channels) * (-(-channels // 8) * 8) * x.element_size()
-
-
-def _is_channels_last(x: Tensor) -> bool:
-    if x.ndim not in (4, 5) or x.shape[1] == 1:
-        return False
-    layout = torch.channels_last if x.ndim == 4 else torch.channels_last_3d
-    return x.is_contiguous(memory_format=layout) and not x.is_contiguous()
 
 
 def _accumulator(args: tuple[Any, ...], result: Any) -> int:
@@ -135,7 +122,7 @@ def _cpu_convolution(args: tuple[Any, ...], out: Tensor, threads: int) -> int:
     if not _by_onednn(x, weight, stride, args[8], threads):
         # It unfolds: a column of input values per pixel of the result.
         return 0 if kernel == 1 else x.shape[1] * kernel * (out.numel() // out.shape[1]) * x.element_size()
-    if _is_channels_last(x):
+    if is_channels_last(x):
         return 2 * _bytes(weight)
     # Copies in blocks of channels, of input and weight first, then of the result. A few channels stay as they are.
     of_input = _bytes(x) if x.shape[1] >= 8 else 0

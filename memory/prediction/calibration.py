@@ -1,0 +1,215 @@
+"""What a card's own convolutions hold inside, measured once and kept: it takes the place of the documented rule.
+
+cuDNN chooses a kernel by shape, dtype and layout, and no document says how much memory that kernel takes. Each
+convolution that a prediction met is run once alone, and the allocator says the rest. Not measured on a GPU yet: what
+was tested without one is the refusal, the file, and that predictions use what is in it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from .card import Card
+from .convolution import DTYPES, Convolution
+from .workspace import DOCUMENTED, Workspaces
+
+log = logging.getLogger(__name__)
+
+SECONDS = 60.0
+PRODUCT_SIDE = 1024
+# (a convolution, a device) -> bytes that its kernel holds while it runs.
+Meter = Callable[[Convolution, torch.device], int]
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a measurement holds for: another version of a library may choose other kernels."""
+
+    card: str
+    torch_version: str
+    cuda_version: str
+    cudnn_version: str
+
+    @classmethod
+    def of(cls, device: torch.device) -> Key:
+        """Of a CUDA device of this machine."""
+        cuda = torch.version.cuda or f"HIP {torch.version.hip}"
+        return cls(torch.cuda.get_device_name(device), torch.__version__, cuda, str(torch.backends.cudnn.version()))
+
+    def __str__(self) -> str:
+        return f"{self.card}, torch {self.torch_version}, CUDA {self.cuda_version}, cuDNN {self.cudnn_version}"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was measured on a card.
+
+    Attributes:
+        convolutions: bytes by signature.
+        product: bytes that cuBLAS keeps; None: not measured.
+        left: signatures that there was no time for.
+        failed: signatures that the card could not run, with the reason.
+    """
+
+    convolutions: dict[str, int] = field(default_factory=dict)
+    product: int | None = None
+    left: tuple[str, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def workspaces(self, otherwise: Workspaces = DOCUMENTED) -> Workspaces:
+        """For predictions; what was not measured is as in ``otherwise``."""
+        product = otherwise.product if self.product is None else self.product
+        return replace(otherwise, measured={**otherwise.measured, **self.convolutions}, product=product)
+
+
+@dataclass(frozen=True)
+class Collecting(Workspaces):
+    """Notes the signatures of the convolutions that predictions meet."""
+
+    seen: set[str] = field(default_factory=set)
+
+    def _cudnn_convolution(self, args: tuple[Any, ...], out: Tensor) -> int:
+        convolution = Convolution.of(args)
+        if convolution.dtype in DTYPES.values():
+            self.seen.add(str(convolution))
+        return super()._cudnn_convolution(args, out)
+
+
+def by_rule(convolution: Convolution, card: Card, workspaces: Workspaces = DOCUMENTED) -> int:
+    """Bytes that a prediction takes a convolution to hold inside."""
+    arguments = convolution.arguments(torch.device("meta"))
+    out = torch.convolution(*arguments)
+    return workspaces.hidden(card)(torch.ops.aten.convolution.default, arguments, {}, out)
+
+
+# --------------------------------------------------------------------------------------------------------- measuring
+
+
+def calibrate(
+    signatures: Iterable[str], device: torch.device, seconds: float = SECONDS, meter: Meter | None = None
+) -> Calibration:
+    """Runs each convolution once alone, the largest first: it is theirs that make peaks.
+
+    Args:
+        signatures: of convolutions, as :class:`Collecting` notes them.
+        device: a CUDA device. Each needs there what the predicted work needs at that point, and no more.
+        seconds: after them no further one is begun.
+        meter: measures one; what torch's CUDA allocator says if None.
+
+    Raises:
+        ValueError: the device is not CUDA's and there is no meter, or a signature of another form.
+    """
+    if meter is None and device.type != "cuda":
+        raise ValueError(f"device: calibration measures a CUDA card, and this is {device.type}")
+    pending = sorted(map(Convolution.parse, set(signatures)), key=_elements, reverse=True)
+    product = product_bytes(device) if device.type == "cuda" else None
+    end = time.monotonic() + seconds
+    found: dict[str, int] = {}
+    failed: dict[str, str] = {}
+    while pending and time.monotonic() < end:
+        convolution = pending.pop(0)
+        try:
+            found[str(convolution)] = (meter or convolution_bytes)(convolution, device)
+        except RuntimeError as error:  # no memory for it, or no kernel
+            failed[str(convolution)] = str(error).strip().partition("\n")[0]
+    return Calibration(found, product, tuple(map(str, pending)), failed)
+
+
+def _elements(convolution: Convolution) -> int:
+    return sum(x.numel() for x in convolution.arguments(torch.device("meta"))[:2])
+
+
+@torch.no_grad()
+def convolution_bytes(convolution: Convolution, device: torch.device) -> int:
+    """The allocator's peak of one call, without input, weight and result."""
+    arguments = convolution.arguments(device)
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    result = torch.convolution(*arguments)
+    torch.cuda.synchronize(device)
+    # Input, weight and result are all that is left now.
+    held = torch.cuda.max_memory_allocated(device) - torch.cuda.memory_allocated(device)
+    del result
+    return int(held)
+
+
+@torch.no_grad()
+def product_bytes(device: torch.device) -> int:
+    """Bytes that stay allocated after products with and without a bias: cuBLAS's and cublasLt's own."""
+    forget = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if forget is not None:  # what earlier products left
+        forget()
+    x = torch.ones(PRODUCT_SIDE, PRODUCT_SIDE, dtype=torch.float16, device=device)
+    before = torch.cuda.memory_allocated(device)
+    functional.linear(x, x)
+    functional.linear(x, x, x[0])
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.memory_allocated(device) - before)
+
+
+# ----------------------------------------------------------------------------------------------------------- the file
+
+
+def save(path: Path, key: Key, found: Calibration) -> None:
+    """Adds what was measured to a file; what it says of other cards and of other convolutions stays.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    content = _content(path)
+    before = _calibration(content.get(str(key))) or Calibration()
+    product = before.product if found.product is None else found.product
+    content[str(key)] = {"product": product, "convolutions": {**before.convolutions, **found.convolutions}}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
+    draft.replace(path)
+
+
+def load(path: Path, key: Key) -> Calibration | None:
+    """What a file says of a card with these libraries; None if nothing that can be used, with a line in the log."""
+    entry = _content(path).get(str(key))
+    if entry is None:
+        return None
+    found = _calibration(entry)
+    if found is None:
+        log.warning("Headroom: %s is damaged and ignored: measure anew by cli/calibrate.py", path)
+    return found
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        log.warning("Headroom: %s cannot be read and is ignored: %s", path, error)
+        return {}
+    if isinstance(content, dict):
+        return content
+    log.warning("Headroom: %s holds no calibration and is ignored", path)
+    return {}
+
+
+def _calibration(entry: Any) -> Calibration | None:
+    if not isinstance(entry, dict):
+        return None
+    convolutions, product = entry.get("convolutions"), entry.get("product")
+    if not isinstance(convolutions, dict) or not all(map(_is_size, convolutions.values())):
+        return None
+    return Calibration(convolutions, product) if product is None or _is_size(product) else None
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

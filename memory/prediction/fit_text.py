@@ -1,0 +1,97 @@
+"""A fit as text: what was chosen and why, what else there was, and what to do where nothing fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..report import format_bytes
+from .plans import QUALITIES, Fit, Loss, SamplingPlan, nearest
+
+WORDS = {Loss.EXACT: "exact", Loss.NEAR_EXACT: "near-exact", Loss.APPROXIMATE: "approximate"}
+
+
+def render_fit(fit: Fit) -> str:
+    """Paragraphs: what was chosen for sampling and decoding, what that takes, the other ways."""
+    lines = [f"Make it fit · {fit.card.name} · {fit.limit:.0%} of it: {format_bytes(fit.allowed)} · {fit.quality}"]
+    lines += _sampling_lines(fit)
+    lines += _vae_lines(fit)
+    others = [plan for plan in fit.considered if plan is not fit.sampling]
+    if others:
+        lines += ["", "the other ways to sample:", *(f"  {_alternative(plan, fit)}" for plan in others)]
+    return "\n".join([*lines, *(f"! {note}" for note in fit.notes)])
+
+
+def why_nothing_fits(fit: Fit) -> str:
+    """One sentence with the least that would do, and what to change."""
+    parts = []
+    if fit.sampling is None:
+        plan = nearest(fit.considered)
+        parts.append(
+            f"sampling needs {format_bytes(plan.stage.peak if plan.fixed else plan.stage.least)} at least"
+            f" ({plan.describe()})"
+        )
+    if fit.vae is None:
+        tried = fit.vaes[-1]
+        parts.append(
+            f"decoding: {tried.refusal}" if tried.stage is None
+            else f"decoding needs {format_bytes(tried.stage.peak)} ({tried.stage.method})"
+        )  # fmt: skip
+    advice = "make the picture or the batch smaller"
+    if QUALITIES[fit.quality] < Loss.APPROXIMATE:
+        better = "near_exact" if fit.quality == "exact" else "any"
+        advice = f"set quality to {better}, which allows more, or {advice}"
+    return f"{format_bytes(fit.allowed)} are allowed and nothing fits: {'; '.join(parts)}. {advice.capitalize()}."
+
+
+def _sampling_lines(fit: Fit) -> Iterator[str]:
+    plan = fit.sampling
+    if plan is None:
+        return
+    stage = plan.settled(fit.allowed)
+    yield f"sampling, {WORDS[plan.loss]}: {plan.describe()}"
+    yield (
+        f"  {format_bytes(stage.resident)} of {format_bytes(stage.weights)} weights on the card +"
+        f" {format_bytes(stage.activations)} = {format_bytes(stage.peak)}"
+    )
+    if plan.budget(fit.allowed) is not None:
+        how = "blocks copied ahead" if plan.prefetches(fit.card, fit.allowed) else "layers copied when they are due"
+        calls = stage.prediction.calls
+        times = "" if calls == 1 else f" {calls} times"
+        yield f"  {format_bytes(stage.weights - stage.resident)} streamed{times} per step, {how}"
+    yield f"  why: {_reason(plan, fit)}"
+    if stage.doubt:
+        yield f"  the host's own estimate, not a prediction: {stage.doubt}"
+
+
+def _reason(plan: SamplingPlan, fit: Fit) -> str:
+    plain = fit.considered[0]
+    if plan is plain:
+        return (
+            "it fits as it is"
+            if plan.budget(fit.allowed) is None
+            else f"all weights on the card would need {format_bytes(plain.stage.peak)}; no other way is faster"
+        )
+    if not plain.fits(fit.allowed):
+        return f"as it is, sampling would need {format_bytes(plain.stage.least)} at least"
+    ratio = plain.seconds(fit.card, fit.allowed) / fit.seconds
+    return f"about {ratio:.2f} times as fast as streaming it as it is"
+
+
+def _vae_lines(fit: Fit) -> Iterator[str]:
+    plan = fit.vae
+    if plan is None or plan.stage is None:
+        return
+    yield f"decoding, {WORDS[plan.loss]}: {plan.stage.method or 'as it is'}, {format_bytes(plan.stage.peak)}"
+    larger = [other for other in fit.vaes if other is not plan]
+    if larger:
+        tried = larger[0]
+        size = f"{tried.stage.method} would need {format_bytes(tried.stage.peak)}" if tried.stage else tried.refusal
+        yield f"  why: {size}"
+
+
+def _alternative(plan: SamplingPlan, fit: Fit) -> str:
+    least = format_bytes(plan.stage.least)
+    if not plan.fits(fit.allowed):
+        return f"{plan.describe()}, {WORDS[plan.loss]}: does not fit, needs {least} at least"
+    slower = plan.seconds(fit.card, fit.allowed) / fit.seconds if fit.seconds > 0 else 1.0
+    return f"{plan.describe()}, {WORDS[plan.loss]}: fits from {least}, about {slower:.2f} times the time"

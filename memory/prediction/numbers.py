@@ -1,0 +1,44 @@
+"""A forecast as plain numbers, for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .card import GB
+from .forecast import Forecast, Stage
+
+
+def forecast_numbers(forecast: Forecast, unknown: Sequence[str] = (), complete: bool = True) -> dict[str, Any]:
+    """What can be written as JSON. Sizes are in GB of 2^30 bytes.
+
+    Args:
+        forecast: of a workflow.
+        unknown: one line per node that was not followed.
+        complete: whether all that takes memory was followed.
+    """
+    return {
+        "verdict": forecast.verdict.value,
+        "card": forecast.card.name,
+        "allowed_gb": forecast.allowed / GB,
+        "peak_gb": forecast.peak / GB,
+        "least_vram_gb": forecast.least / GB,
+        "activations_gb": forecast.activations / GB,
+        "streamed_gb_per_step": forecast.streamed_per_step / GB,
+        "ram_gb": forecast.ram_needed / GB,
+        "stages": [_stage_numbers(stage) for stage in forecast.stages],
+        "unknown": list(unknown),
+        "complete": complete,
+    }
+
+
+def _stage_numbers(stage: Stage) -> dict[str, Any]:
+    return {
+        "work": stage.work,
+        "method": stage.method,
+        "weights_gb": stage.weights / GB,
+        "activations_gb": stage.activations / GB,
+        "peak_gb": stage.peak / GB,
+        "module": stage.prediction.module,
+        "predicted": not stage.doubt,
+    }

@@ -1,0 +1,196 @@
+"""Ways to sample and decode on a card, and which of those that fit loses least and takes least time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+from .card import Card
+from .forecast import Forecast, Stage
+
+# Typical speeds by compute capability, for 16 bits: they put plans in order and promise nothing. Operations a second
+# that a sampler reaches, and bytes a second from pinned memory over the link these cards usually have.
+SPEEDS = {
+    (7, 5): (25e12, 12e9), (8, 0): (150e12, 24e9), (8, 6): (35e12, 24e9), (8, 9): (100e12, 24e9),
+    (9, 0): (400e12, 50e9), (12, 0): (150e12, 50e9),
+}  # fmt: skip
+USUAL_SPEED = (50e12, 24e9)
+# What a choice costs in compute: a smaller batch, weights that are brought to their dtype for each product, a loop
+# over tiles of keys in place of a kernel.
+IN_TURNS, CAST, ONLINE = 1.03, 1.05, 1.5
+
+
+class Loss(IntEnum):
+    """EXACT: up to float rounding. NEAR_EXACT: 30 dB and more on the weights. APPROXIMATE: visible beside it."""
+
+    EXACT = 0
+    NEAR_EXACT = 1
+    APPROXIMATE = 2
+
+
+QUALITIES = {"exact": Loss.EXACT, "near_exact": Loss.NEAR_EXACT, "any": Loss.APPROXIMATE}
+
+
+@dataclass(frozen=True)
+class SamplingPlan:
+    """One way to sample.
+
+    Attributes:
+        stage: what it takes; its ``weights`` are those of the storage.
+        attention: backend; empty: as it is.
+        in_turns: whether conditionings are computed one after the other.
+        storage: weights are cast to; empty: as they are.
+        loss: what that does to the picture.
+        staging: bytes of weights to set aside so that blocks can be prefetched; None: they cannot be.
+        fixed: the budget is a node's own and stays.
+    """
+
+    stage: Stage
+    attention: str = ""
+    in_turns: bool = False
+    storage: str = ""
+    loss: Loss = Loss.EXACT
+    staging: int | None = None
+    fixed: bool = False
+
+    def fits(self, allowed: int) -> bool:
+        return (self.stage.peak if self.fixed else self.stage.least) <= allowed
+
+    def budget(self, allowed: int) -> int | None:
+        """Bytes that the weights may take; None: all of them fit, or a node has said how many."""
+        room = allowed - self.stage.activations
+        return None if self.fixed or room >= self.stage.weights else room
+
+    def prefetches(self, card: Card, allowed: int) -> bool:
+        """Whether copying blocks ahead is the faster way of streaming."""
+        return self._ahead(card, allowed) <= self._between(card, allowed)
+
+    def seconds(self, card: Card, allowed: int) -> float:
+        """About what a step takes."""
+        return min(self._ahead(card, allowed), self._between(card, allowed))
+
+    def settled(self, allowed: int) -> Stage:
+        """The stage with the plan's budget."""
+        budget = self.budget(allowed)
+        return self.stage if budget is None else replace(self.stage, budget=budget)
+
+    def _ahead(self, card: Card, allowed: int) -> float:
+        budget = self.budget(allowed)
+        if budget is None:
+            return self._compute(card)
+        if self.staging is None or budget < self.stage.least_weights + self.staging:
+            return float("inf")
+        return max(self._compute(card), self._copies(card, budget - self.staging))
+
+    def _between(self, card: Card, allowed: int) -> float:
+        budget = self.budget(allowed)
+        held = self.stage.resident if budget is None else budget
+        return self._compute(card) + self._copies(card, held)
+
+    def _compute(self, card: Card) -> float:
+        factor = IN_TURNS if self.in_turns else 1.0
+        factor *= CAST if self.storage else 1.0
+        factor *= ONLINE if self.attention == "online" else 1.0
+        return factor * self.stage.prediction.flops / _speeds(card)[0]
+
+    def _copies(self, card: Card, held: int) -> float:
+        streamed = max(0, self.stage.weights - held) * self.stage.prediction.calls
+        return streamed / _speeds(card)[1]
+
+    def describe(self) -> str:
+        """Its choices in words."""
+        attention = f"attention {self.attention}" if self.attention else "attention as it is"
+        guidance = "guidance in turns" if self.in_turns else "guidance together"
+        storage = f"weights cast to {self.storage}" if self.storage else "weights as they are"
+        return f"{attention}, {guidance}, {storage}"
+
+
+def choose(plans: Sequence[SamplingPlan], card: Card, allowed: int) -> SamplingPlan | None:
+    """The plan that fits with the least loss, and of those the fastest; None where none fits."""
+    fitting = [plan for plan in plans if plan.fits(allowed)]
+    return min(fitting, key=lambda plan: (plan.loss, plan.seconds(card, allowed)), default=None)
+
+
+def nearest(plans: Sequence[SamplingPlan]) -> SamplingPlan:
+    """The plan that needs least."""
+    return min(plans, key=lambda plan: plan.stage.least)
+
+
+def _speeds(card: Card) -> tuple[float, float]:
+    return SPEEDS.get(card.capability or (0, 0), USUAL_SPEED)
+
+
+@dataclass(frozen=True)
+class VAEPlan:
+    """One way to decode.
+
+    Attributes:
+        stage: what it takes; None where the work cannot be predicted below its least.
+        settings: of the VAE, whatever the host's side makes of them; None: as its own node says.
+        loss: what that does to the picture.
+        refusal: why it does not fit, from the planner of strips.
+    """
+
+    stage: Stage | None
+    settings: Any
+    loss: Loss
+    refusal: str = ""
+
+    def fits(self, allowed: int) -> bool:
+        return self.stage is not None and self.stage.peak <= allowed
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was considered and chosen.
+
+    Attributes:
+        card, limit, quality: what was asked.
+        sampling, vae: the chosen ways; None where none fits.
+        considered: ways to sample, the chosen one among them.
+        vaes: ways to decode, tried in order.
+        notes: what was left as it is, and why.
+    """
+
+    card: Card
+    limit: float
+    quality: str
+    sampling: SamplingPlan | None
+    vae: VAEPlan | None
+    considered: tuple[SamplingPlan, ...]
+    vaes: tuple[VAEPlan, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def allowed(self) -> int:
+        return int(self.limit * self.card.total)
+
+    @property
+    def found(self) -> bool:
+        return self.sampling is not None and self.vae is not None
+
+    @property
+    def loss(self) -> Loss:
+        return max((plan.loss for plan in (self.sampling, self.vae) if plan is not None), default=Loss.EXACT)
+
+    @property
+    def seconds(self) -> float:
+        return float("inf") if self.sampling is None else self.sampling.seconds(self.card, self.allowed)
+
+    @property
+    def summary(self) -> str:
+        """What was chosen, in a line; empty where nothing fits."""
+        if self.sampling is None or self.vae is None:
+            return ""
+        method = self.vae.stage.method if self.vae.stage is not None else ""
+        return f"{self.sampling.describe()}; decode {method or 'as it is'}"
+
+    @property
+    def forecast(self) -> Forecast:
+        """Of what was chosen, or of what needs least."""
+        sampling = (self.sampling or nearest(self.considered)).settled(self.allowed)
+        tried = [plan.stage for plan in self.vaes if plan.stage is not None]
+        vae = self.vae.stage if self.vae is not None else min(tried, key=lambda stage: stage.peak, default=None)
+        return Forecast(self.card, tuple(stage for stage in (sampling, vae) if stage is not None), self.limit)
