@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Prediction, Stage, named_card
 from .budget import budget_of, least_weights
+from .calibrated import workspaces_for
 from .conditions import usual_conditioning
 from .device import GB, memory_budget
 from .override import overrides_of
@@ -42,6 +43,7 @@ class Question:
         positive, negative: CONDITIONING; a usual prompt's shape where missing.
         cfg: 1: the negative is left out.
         decode: how the latent will be decoded; None: in one piece, or as the VAE's own settings say.
+        together: guidance in one batch, even where the host would find no room for it.
     """
 
     model: ModelPatcher
@@ -52,6 +54,7 @@ class Question:
     negative: Sequence[Any] | None = None
     cfg: float = 8.0
     decode: Coding | None = None
+    together: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,18 @@ def chosen_card(gpu: str, vram_gb: float, device: torch.device) -> Card:
         if not vram_gb and device.type == "cuda":
             vram_gb = model_management.get_total_memory(device) / GB
         return named_card(gpu, vram_gb, reserved)
-    total = int(vram_gb * GB) if vram_gb else int(model_management.get_total_memory(device))
+    found = int(model_management.get_total_memory(device))
+    total = int(vram_gb * GB) if vram_gb else found
     if device.type == "cuda":
         capability = torch.cuda.get_device_capability(device)
-        return Card(torch.cuda.get_device_name(device), device, total, capability, reserved)
+        return Card(torch.cuda.get_device_name(device), device, total, capability, reserved, found=found)
     name = f"{device.type}, {total / GB:.0f} GB"
-    return Card(name, device, total, reserved=reserved, threads=torch.get_num_threads())
+    return Card(name, device, total, reserved=reserved, threads=torch.get_num_threads(), found=found)
+
+
+def own_card(device: torch.device) -> Card:
+    """A device of this machine with all its memory."""
+    return chosen_card(THIS_MACHINE, 0.0, device)
 
 
 def estimate(question: Question, card: Card, limit: float = 0.85, ram: int = 0) -> Answer:
@@ -98,7 +107,7 @@ def _stages(question: Question, card: Card, notes: list[str]) -> Iterator[Stage]
         yield text_stage(question.clip, card)
     yield sampling_stage(question, card, notes)
     if question.vae is not None:
-        latent = _first(question.latent["samples"])
+        latent = first_part(question.latent["samples"])
         yield coding_stage(question.decode or Coding(question.vae, latent), card)
 
 
@@ -115,22 +124,31 @@ def sampling_stage(question: Question, card: Card, notes: list[str]) -> Stage:
     negative = question.negative if question.negative is not None else positive
     if any("control" in options for _, options in positive):
         notes.append("ControlNets are not counted")
-    latent, mask = _first(question.latent["samples"]), question.latent.get("noise_mask")
-    step = Step(model, latent, positive, negative, question.cfg, mask)
+    latent, mask = first_part(question.latent["samples"]), question.latent.get("noise_mask")
+    step = Step(model, latent, positive, negative, question.cfg, mask, question.together)
     budget = budget_of(model)
+    weights = int(model.model_size())
     stage = Stage(
         "sampling",
         Prediction(0, 0),
-        int(model.model_size()),
-        least_weights(model, 0),
+        weights,
+        least_of(model, 0) if card.is_cuda else weights,  # a CPU has nothing to stream from
         None if budget is None else budget.weights,
     )
     try:
-        return replace(stage, prediction=_kept(model.model, _key(step, card), lambda: predict_step(step, card)))
+        return replace(
+            stage,
+            prediction=kept(model.model, _key(step, card), lambda: predict_step(step, card, workspaces_for(card))),
+        )
     except CannotPredict as error:
         shape = [latent.shape[0] * 2, *latent.shape[1:]]
         guess = int(model.model.memory_required(shape))
         return replace(stage, prediction=Prediction(stage.weights, guess, live=guess), doubt=str(error))
+
+
+def least_of(model: ModelPatcher, slots: int) -> int:
+    """:func:`.budget.least_weights`, kept: it looks at every layer."""
+    return kept(model.model, ("least", slots), lambda: least_weights(model, slots))
 
 
 def text_stage(clip: Any, card: Card) -> Stage:
@@ -139,7 +157,12 @@ def text_stage(clip: Any, card: Card) -> Stage:
     stage = Stage("text", Prediction(weights, 0), weights, least_weights(clip.patcher, 0))
     try:
         key = ("text", card, clip.layer_idx)
-        return replace(stage, prediction=_kept(clip.cond_stage_model, key, lambda: predict_text(clip, card)))
+        return replace(
+            stage,
+            prediction=kept(
+                clip.cond_stage_model, key, lambda: predict_text(clip, card, workspaces=workspaces_for(card))
+            ),
+        )
     except CannotPredict as error:
         return replace(stage, doubt=str(error))
 
@@ -153,7 +176,7 @@ def coding_stage(coding: Coding, card: Card) -> Stage:
         settings = getattr(vae, "headroom_settings", None)
         tiles = tuple(sorted((coding.tiles or {}).items()))
         key = (coding.work, card, tuple(coding.x.shape), settings, tiles)
-        found = _kept(vae.first_stage_model, key, lambda: predict_coding(coding, card))
+        found = kept(vae.first_stage_model, key, lambda: predict_coding(coding, card, workspaces_for(card)))
         return replace(stage, prediction=found.prediction, method=found.method)
     except CannotPredict as error:
         estimate_of = vae.memory_used_encode if coding.encodes else vae.memory_used_decode
@@ -161,7 +184,7 @@ def coding_stage(coding: Coding, card: Card) -> Stage:
         return replace(stage, prediction=Prediction(weights, guess, live=guess), doubt=str(error))
 
 
-def _first(latent: Any) -> Tensor:
+def first_part(latent: Any) -> Tensor:
     """The picture of a nested video-and-audio latent, or the latent."""
     tensor: Tensor = latent.unbind()[0] if getattr(latent, "is_nested", False) else latent
     return tensor
@@ -180,11 +203,13 @@ def _key(step: Step, card: Card) -> tuple[Any, ...]:
 
     settings = tuple(override.describe() for override in overrides_of(step.model))
     patches = tuple(sorted((path, id(patch)) for path, patch in step.model.object_patches.items()))
+    wrappers = tuple((kind, tuple(sorted(map(str, found)))) for kind, found in sorted(step.model.wrappers.items()))
     conditions = shapes(step.positive), shapes(step.negative)
-    return (card, shape(step.latent), shape(step.mask), *conditions, step.cfg == 1.0, settings, patches)
+    guidance = step.cfg == 1.0, step.together
+    return (card, shape(step.latent), shape(step.mask), *conditions, *guidance, settings, wrappers, patches)
 
 
-def _kept(owner: Any, key: Any, predict: Callable[[], Found]) -> Found:
+def kept(owner: Any, key: Any, predict: Callable[[], Found]) -> Found:
     """A prediction made before, or a new one."""
     with _LOCK:
         kept = KEPT.setdefault(owner, OrderedDict())
@@ -208,7 +233,7 @@ def decode_in_graph(node: str, graph: Graph, vae: Any, latent: dict[str, Any]) -
     for found in _behind(node, graph):
         inputs, kind = graph.get_node(found)["inputs"], graph.get_node(found)["class_type"]
         widgets = {name: value for name, value in inputs.items() if not isinstance(value, list)}
-        x = _first(latent["samples"])
+        x = first_part(latent["samples"])
         if kind == "HeadroomVAEDecode":
             return Coding(low_memory_vae(vae, VAESettings(**widgets)), x)
         if kind == "VAEDecodeTiled" and not isinstance(vae, LowMemoryVAE):

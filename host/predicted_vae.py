@@ -29,7 +29,7 @@ from ..memory.prediction import (
 )
 from ..vae.exact import DoesNotFit
 from .answers import answering, card_answers, free_memory_answer, replaced
-from .vae import LowMemoryVAE
+from .vae import LowMemoryVAE, is_tileable
 from .vae_exact import NotExact
 from .vae_pass import Decode, Encode, VAEPass
 
@@ -80,8 +80,9 @@ def predict_coding(coding: Coding, card: Card, workspaces: Workspaces = DOCUMENT
         found = predict(mode, card, weights, run, workspaces, given=x)
     if planned is not None:
         found = replace(
-            found, activations=planned, live=planned, operator="strips, as planned", module="", timeline=(planned,)
-        )
+            found, activations=planned, live=planned, operator="strips, as planned", module="", timeline=(planned,),
+            bound=True,
+        )  # fmt: skip
     return CodingPrediction(found, method)
 
 
@@ -112,7 +113,7 @@ class _StandIn:
 
     def work(self, coding: Coding, x: Tensor) -> tuple[str, Callable[[LiveBytes], Any], int | None]:
         """How it would be done, the work to follow, and what is planned already."""
-        if not isinstance(self.vae, LowMemoryVAE):
+        if not isinstance(self.vae, LowMemoryVAE) or not is_tileable(self.vae):
             if coding.tiles is None:
                 return "in one piece", self._call(coding.work, x), None
             return f"core's tiles, {coding.tiles}", self._call(f"{coding.work}_tiled", x, **coding.tiles), None
@@ -136,6 +137,8 @@ class _StandIn:
             except DoesNotFit as error:
                 work.may_feather(x, row, error)
         tiles = work.plan(x)
+        if tiles.tiles == 1:
+            return "in one tile", self._run(lambda: work.tile(first)), None
         corner = _corner(first, work.tile_shape(first, tiles.tile_cells)[2:])
         return f"feathered, {tiles.tiles} tiles", self._run(lambda: (_blended(work, x), work.tile(corner))), None
 

@@ -21,7 +21,8 @@ from ..vae.exact import DoesNotFit, ExactRun
 from .compat import device_context, is_out_of_memory, show_on_node
 from .device import GB, memory_budget
 from .preview import PassPreview
-from .runs import measured
+from .questions import coding_question
+from .runs import Following, measured
 from .vae_exact import ExactPass, NotExact
 
 if TYPE_CHECKING:
@@ -30,6 +31,18 @@ if TYPE_CHECKING:
 SMALLEST_TILE_PIXELS = 128
 
 log = logging.getLogger(__name__)
+
+
+class BudgetTooSmall(ValueError):
+    """A budget below the least that works.
+
+    Attributes:
+        least: bytes, weights included.
+    """
+
+    def __init__(self, least: float, text: str) -> None:
+        super().__init__(text)
+        self.least = least
 
 
 class VAEPass:
@@ -66,8 +79,11 @@ class VAEPass:
         raise NotImplementedError
 
     def run(self, x: Tensor) -> Tensor:
-        x = self.prepare(x)
-        with measured(self.direction.value, self.vae.device) as row, device_context(self.vae.device):
+        asked, x = x, self.prepare(x)
+        device = self.vae.device
+        with measured(self.direction.value, device) as row, Following(row, device) as following, device_context(device):
+            row.predict = coding_question(self.vae, asked, encodes=self.direction is Direction.ENCODE)
+            following.begin(self.vae.first_stage_model, given=[asked])
             out = self.by_method(x, row)
             for notice in row.notices:
                 show_on_node(notice)
@@ -190,9 +206,10 @@ class VAEPass:
                 return
             least = min(least, plan.bytes + self.weights())
         advice = "" if self.settings.store == "float16" else ", or set store to float16"
-        raise ValueError(
+        raise BudgetTooSmall(
+            least,
             f"vram_budget_gb: {_gb(budget)} is less than the {_gb(least, up=True)} that {sizes} needs at least (weights"
-            f" {_gb(self.weights())} included); raise vram_budget_gb{advice}, or lower the size of the picture"
+            f" {_gb(self.weights())} included); raise vram_budget_gb{advice}, or lower the size of the picture",
         )
 
     def picture_size(self, x: Tensor) -> tuple[int, ...]:

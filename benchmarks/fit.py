@@ -1,0 +1,116 @@
+"""Settings that Make It Fit chooses for cards of 6 to 24 GB and models in their real size, from headers alone."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import statistics
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from _harness import ROOT, enter_host, load_package
+from _sections import Report, Section
+
+load_package()
+
+from headroom.memory import format_bytes  # noqa: E402
+from headroom.memory.prediction import Fit, named_card  # noqa: E402
+
+GPU, LIMIT = "sm86", 0.85
+TITLES = {"settings": "What it chooses", "near_exact": "Where nothing exact fits", "time": "Time to choose"}
+INTRODUCTION = """# Make It Fit: settings by card
+
+What HeadroomFit chooses, by its own predictions, for a card of compute capability 8.6 (RTX 30) of which 85 % may be
+used. The models are loaded by ComfyUI's own loaders from files that have true headers and no weights; the text has 256
+tokens. SD1.5, SDXL and Wan are sampled with guidance, Flux.1 without. Not measured on a GPU: these are predictions, and
+the times only put ways in order (`memory/prediction/plans.py` says by which speeds)."""
+
+
+def settings_section(quality: str, cards: tuple[int, ...], folder: Path) -> Section:
+    """A row per model and card."""
+    from headroom.host.fit import find_fit
+    from headroom.tests.host.full_fits import WISHES, question
+
+    section, rows = Section(), []
+    for name, wish in WISHES.items():
+        asked = question(folder, wish, named_card(GPU, 24.0))
+        for vram in cards:
+            rows.append([name, f"{vram} GB", *settings(find_fit(asked, named_card(GPU, vram), quality, LIMIT))])
+    head = ("model", "card", "weights on the card", "guidance", "sampling", "decode", "decode peak", "result", "time")
+    section.table(head, rows)
+    return section
+
+
+def settings(fit: Fit) -> list[str]:
+    """A fit as cells."""
+    if fit.sampling is None or fit.vae is None or fit.vae.stage is None:
+        from headroom.memory.prediction import why_nothing_fits
+
+        return [why_nothing_fits(fit), *[""] * 6]
+    plan, stage = fit.sampling, fit.sampling.settled(fit.allowed)
+    everything = min(one.stage.prediction.flops for one in fit.considered) / plan.stage.prediction.flops
+    held = "all" if stage.resident == stage.weights else format_bytes(stage.resident)
+    streams = "" if held == "all" else f" of {format_bytes(stage.weights)}"
+    storage = f", {plan.storage}" if plan.storage else ""
+    guidance = "–" if fit.considered[0].stage.prediction.calls == 1 and not plan.in_turns else ""
+    resident = plan.seconds(fit.card, plan.stage.peak)
+    return [
+        f"{held}{streams}{storage}",
+        "in turns" if plan.in_turns else guidance.replace("–", "together"),
+        format_bytes(stage.peak),
+        fit.vae.stage.method,
+        format_bytes(fit.vae.stage.peak),
+        fit.loss.name.lower().replace("_", "-"),
+        f"{everything * fit.seconds / resident:.2f}x",
+    ]
+
+
+def time_section(folder: Path, runs: int) -> Section:
+    """Seconds for a first question and for one that was asked before."""
+    from headroom.host.fit import find_fit
+    from headroom.tests.host.full_fits import WISHES, question
+
+    section, rows = Section(), []
+    for name, wish in WISHES.items():
+        first, again = [], []
+        for _ in range(runs):
+            asked = question(folder, wish, named_card(GPU, 24.0))
+            for seconds in (first, again):
+                start = time.perf_counter()
+                find_fit(asked, named_card(GPU, 8.0), limit=LIMIT)
+                seconds.append(time.perf_counter() - start)
+        rows.append([name, f"{statistics.median(first):.2f} s", f"{statistics.median(again):.2f} s"])
+    section.table(("model, card of 8 GB", "first", "again"), rows)
+    section.parts.append("Medians; every way that is considered is a prediction of its own.")
+    return section
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--runs", type=int, default=3, help="for the times (default 3)")
+    parser.add_argument("--only", metavar="NAME,...", default=",".join(TITLES), help=f"of {', '.join(TITLES)}")
+    options = parser.parse_args()
+    logging.disable(logging.WARNING)
+    enter_host("--cpu")
+    torch.set_num_threads(1)
+    from headroom.tests.host.full_fits import CARDS, write_files
+
+    with tempfile.TemporaryDirectory() as name, torch.inference_mode():
+        folder = Path(name)
+        write_files(folder)
+        sections: dict[str, Any] = {
+            "settings": partial(settings_section, "exact", CARDS, folder),
+            "near_exact": partial(settings_section, "near_exact", (2, 3, 4), folder),
+            "time": partial(time_section, folder, options.runs),
+        }
+        report = Report(ROOT / "benchmarks" / "fit.md", INTRODUCTION, TITLES)
+        for section in options.only.split(","):
+            report.measure(section, sections[section], options.runs)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Makes a model and a VAE fit a card: predicts the ways to run them, chooses one, applies it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from comfy.model_patcher import ModelPatcher
+
+from ..memory import format_bytes
+from ..memory.prediction import (
+    DOCUMENTED,
+    QUALITIES,
+    CannotPredict,
+    Card,
+    Fit,
+    Loss,
+    Prediction,
+    SamplingPlan,
+    Stage,
+    VAEPlan,
+    choose,
+    fake_mode,
+)
+from .answers import answering
+from .attention import apply_attention
+from .budget import budget_of
+from .casting import ATTACHMENT as CAST
+from .casting import CastSettings, cast_model
+from .device import GB
+from .estimate import Question, coding_stage, first_part, kept, least_of, sampling_stage
+from .guidance import guide_in_turns
+from .offload import DEFAULT_SLOTS, apply_offload
+from .override import overrides_of
+from .predicted_step import model_without_data
+from .predicted_vae import Coding
+from .quantised import why_not
+from .vae import LowMemoryVAE, VAESettings, fits_in_one_piece, is_tileable, planned_vae
+from .vae_pass import BudgetTooSmall
+
+# What may be cast to, nearest to the original first (signal to noise of a weight: 42, 31.5 and 20 dB).
+STORAGES = (
+    ("int8_convrot", Loss.NEAR_EXACT),
+    ("float8_e4m3fn_scaled", Loss.NEAR_EXACT),
+    ("nvfp4", Loss.APPROXIMATE),
+)
+# How a VAE may work where one piece is too large, the exact way first.
+METHODS: tuple[tuple[dict[str, Any], Loss], ...] = (
+    ({"method": "exact"}, Loss.EXACT),
+    ({"method": "exact", "store": "float16"}, Loss.NEAR_EXACT),
+    ({"method": "feathered"}, Loss.APPROXIMATE),
+)
+
+
+def find_fit(question: Question, card: Card, quality: str = "exact", limit: float = 0.85) -> Fit:
+    """Considers ways to sample and decode on a card.
+
+    Args:
+        question: with its VAE.
+        quality: one of :data:`..memory.prediction.QUALITIES`.
+        limit: share of the card that may be used.
+
+    Raises:
+        ValueError: an unknown quality.
+    """
+    if quality not in QUALITIES:
+        raise ValueError(f"quality: '{quality}' is not known; choose one of {', '.join(QUALITIES)}")
+    most, allowed = QUALITIES[quality], int(limit * card.total)
+    notes: list[str] = []
+    considered = list(_sampling_plans(question, card, allowed, most, notes))
+    vaes = list(_vae_plans(question, card, allowed, most, notes))
+    vae = next((plan for plan in vaes if plan.fits(allowed)), None)
+    sampling = choose(considered, card, allowed)
+    said = tuple(dict.fromkeys(notes))
+    return Fit(card, limit, quality, sampling, vae, tuple(considered), tuple(vaes), said)
+
+
+def apply_fit(model: ModelPatcher, vae: Any, fit: Fit) -> tuple[ModelPatcher, Any]:
+    """Clones that run as planned; ``model`` and ``vae`` are not changed.
+
+    Raises:
+        ValueError: nothing fits.
+    """
+    if fit.sampling is None or fit.vae is None:
+        raise ValueError("nothing fits: there is no plan to apply")
+    plan, chosen = fit.sampling, fit.vae
+    result = changed(model, plan)
+    budget = plan.budget(fit.allowed)
+    if budget is not None:
+        granularity = "block" if plan.prefetches(fit.card, fit.allowed) else "leaf"
+        result, _ = apply_offload(result, budget / GB, granularity)
+    return result, vae if chosen.settings is None else planned_vae(vae, chosen.settings)
+
+
+def changed(model: ModelPatcher, plan: SamplingPlan) -> ModelPatcher:
+    """A model with a plan's attention, guidance and storage."""
+    result = model
+    if plan.storage:
+        result, _ = cast_model(result, CastSettings(plan.storage))
+    if plan.attention:
+        result = apply_attention(result, backend=plan.attention)
+    return guide_in_turns(result) if plan.in_turns else result.clone()
+
+
+# --------------------------------------------------------------------------------------------------- ways to sample
+
+
+def _sampling_plans(
+    question: Question, card: Card, allowed: int, most: Loss, notes: list[str]
+) -> Iterator[SamplingPlan]:
+    """Ways to sample, as many as it takes: one that keeps everything as it is and on the card needs no other beside
+    it, and none that loses something is considered where an exact one fits."""
+    sampling = _Sampling(question, card, notes)
+    plain = sampling.plan(SamplingPlan(_nothing()))
+    yield plain
+    if plain.fits(allowed) and plain.budget(allowed) is None:
+        return
+    attentions, exact = [""], [plain]
+    for backend in sampling.attentions(plain.stage):
+        other = sampling.plan(replace(plain, attention=backend))
+        if other.stage.activations < plain.stage.activations:
+            attentions.append(backend)
+            exact.append(other)
+            yield other
+            break
+    ways = [(backend, turns) for turns in sampling.guidance() for backend in attentions]
+    for backend, turns in ways:
+        if turns:
+            exact.append(sampling.plan(replace(plain, attention=backend, in_turns=turns)))
+            yield exact[-1]
+    fits = any(plan.fits(allowed) for plan in exact)
+    for storage, loss in () if fits else sampling.storages(most):
+        cast = [sampling.plan(SamplingPlan(_nothing(), backend, turns, storage, loss)) for backend, turns in ways]
+        yield from cast
+        if any(plan.fits(allowed) for plan in cast):
+            return  # what comes after loses more
+
+
+def _nothing() -> Stage:
+    return Stage("sampling", Prediction(0, 0), 0, 0)
+
+
+@dataclass
+class _Sampling:
+    """Predicts ways to sample one latent."""
+
+    question: Question
+    card: Card
+    notes: list[str]
+
+    def attentions(self, plain: Stage) -> Sequence[str]:
+        """Backends that may need less than what runs: a fused kernel needs least."""
+        kernels = plain.prediction.kernels
+        if kernels and "math" not in kernels:
+            return ()
+        if overrides_of(self.question.model):
+            self.notes.append("attention stays as its own node says")
+            return ()
+        return "auto", "online"
+
+    def guidance(self) -> Sequence[bool]:
+        return (False,) if self.question.cfg == 1.0 else (False, True)
+
+    def storages(self, most: Loss) -> Iterator[tuple[str, Loss]]:
+        """What the weights may be cast to."""
+        model = self.question.model
+        if CAST in model.attachments:
+            self.notes.append("weights stay as their own node has cast them")
+            return
+        for storage, loss in STORAGES:
+            if loss <= most and (lacking := why_not(CastSettings(storage).format)) is None:
+                yield storage, loss
+            elif loss <= most:
+                self.notes.append(str(lacking))
+
+    def plan(self, plan: SamplingPlan) -> SamplingPlan:
+        """A way with its stage."""
+        if plan.storage:
+            stage, staging = kept(self.question.model.model, self._key(plan), lambda: self._cast(plan))
+        else:
+            stage, staging = self._predict(self.question.model, plan)
+        fixed = budget_of(self.question.model) is not None
+        if fixed:
+            self.notes.append("the VRAM budget stays as its own node says")
+        return replace(plan, stage=stage, staging=staging, fixed=fixed)
+
+    def _predict(self, model: ModelPatcher, plan: SamplingPlan) -> tuple[Stage, int | None]:
+        asked = replace(self.question, model=changed(model, replace(plan, storage="")), together=not plan.in_turns)
+        return sampling_stage(asked, self.card, self.notes), _staging(model)
+
+    def _cast(self, plan: SamplingPlan) -> tuple[Stage, int | None]:
+        """As if cast: a copy without data is."""
+        model, mode = self.question.model, fake_mode()
+        bare = model_without_data(model.model, mode, model.offload_device)
+        copy = model.clone(model_override=(bare, ({}, {}, {}, set())))
+        copy.size = 0
+        with mode, answering({"free_memory": lambda *_, **__: []}):  # nothing of a copy is loaded
+            cast, _ = cast_model(copy, CastSettings(plan.storage))
+        return self._predict(cast, plan)
+
+    def _key(self, plan: SamplingPlan) -> tuple[Any, ...]:
+        latent = first_part(self.question.latent["samples"])
+        texts = tuple(
+            tuple(tuple(text.shape) for text, _ in conditioning or ())
+            for conditioning in (self.question.positive, self.question.negative)
+        )
+        choice = plan.storage, plan.attention, plan.in_turns
+        return ("cast", self.card, tuple(latent.shape), texts, self.question.cfg == 1.0, *choice)
+
+
+def _staging(model: ModelPatcher) -> int | None:
+    """Bytes set aside for prefetched blocks; None for a model without blocks."""
+    more = least_of(model, DEFAULT_SLOTS) - least_of(model, 0)
+    return more if more > 0 else None
+
+
+# --------------------------------------------------------------------------------------------------- ways to decode
+
+
+def _vae_plans(question: Question, card: Card, allowed: int, most: Loss, notes: list[str]) -> Iterator[VAEPlan]:
+    """Ways to decode, up to the first that fits."""
+    vae, latent = question.vae, first_part(question.latent["samples"])
+    chosen = isinstance(vae, LowMemoryVAE) and not hasattr(vae, "headroom_plan")
+    if not is_tileable(vae) or (chosen and vae.headroom_settings != VAESettings()):
+        notes.append("the VAE stays as it is")
+        yield VAEPlan(coding_stage(Coding(vae, latent), card), None, Loss.EXACT)
+        return
+    budget = VAESettings(vram_budget_gb=max(1, allowed - DOCUMENTED.constant(card)) / GB)
+    if fits_in_one_piece(planned_vae(vae, budget), latent):
+        whole = _vae_plan(vae, budget, latent, card, Loss.EXACT)
+        yield whole
+        if whole.fits(allowed):
+            return
+    for changes, loss in METHODS:
+        if loss > most:
+            return
+        plan = _vae_plan(vae, replace(budget, **changes), latent, card, loss)
+        yield plan
+        if plan.fits(allowed):
+            return
+
+
+def _vae_plan(vae: Any, settings: VAESettings, latent: Any, card: Card, loss: Loss) -> VAEPlan:
+    try:
+        return VAEPlan(coding_stage(Coding(planned_vae(vae, settings), latent), card), settings, loss)
+    except BudgetTooSmall as error:
+        return VAEPlan(None, settings, loss, f"exact strips need {format_bytes(error.least)} at least")
+    except (ValueError, CannotPredict) as error:
+        return VAEPlan(None, settings, loss, str(error))

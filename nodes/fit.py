@@ -1,0 +1,113 @@
+"""Make It Fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from comfy_api.latest import io, ui
+
+from ..host.estimate import Question, chosen_card
+from ..host.fit import apply_fit, find_fit
+from ..memory.prediction import GPU_CHOICES, QUALITIES, draw_forecast, render_fit, why_nothing_fits
+
+
+class HeadroomFit(io.ComfyNode):
+    """Chooses what makes sampling and decoding fit this card and loses least: attention, guidance in turns, a VRAM
+    budget with block prefetch, an exact VAE in strips; casting and tiles only where quality allows them. It predicts
+    each way before anything runs, applies the best, and says why.
+
+    Put it between the loader and the sampler, and use its VAE for the decode."""
+
+    @classmethod
+    def define_schema(cls) -> io.Schema:
+        return io.Schema(
+            node_id="HeadroomFit",
+            display_name="Make It Fit",
+            category="headroom",
+            description=cls.__doc__,
+            search_aliases=["low vram", "out of memory", "auto settings", "lowvram", "8 gb"],
+            inputs=[
+                io.Model.Input("model", tooltip="Nodes of ours before this one win: what they set stays."),
+                io.Vae.Input("vae"),
+                io.Latent.Input("samples", tooltip="What the sampler will get: its size counts."),
+                io.Conditioning.Input("positive", optional=True, tooltip="Its length counts. Without: 256 tokens."),
+                io.Conditioning.Input("negative", optional=True, tooltip="Without: like the positive."),
+                io.Float.Input(
+                    "cfg",
+                    default=8.0,
+                    min=0.0,
+                    max=100.0,
+                    step=0.1,
+                    tooltip="The sampler's. At 1 the negative is not computed, which halves the activations.",
+                ),
+                io.Combo.Input(
+                    "quality",
+                    options=list(QUALITIES),
+                    default="exact",
+                    tooltip="exact: the same picture up to float rounding. near_exact: also 8-bit weights (42 dB"
+                    " int8_convrot, 31 dB float8) and 16-bit maps in the VAE (60 dB). any: also 4-bit weights (20 dB)"
+                    " and feathered tiles. What loses less always comes first.",
+                ),
+                io.Float.Input(
+                    "vram_gb",
+                    default=0.0,
+                    min=0.0,
+                    max=1024.0,
+                    step=0.5,
+                    optional=True,
+                    advanced=True,
+                    tooltip="GB (2^30 bytes) of the card. 0: this card's total, never what happens to be free.",
+                ),
+                io.Combo.Input(
+                    "gpu",
+                    options=list(GPU_CHOICES),
+                    default=GPU_CHOICES[0],
+                    optional=True,
+                    advanced=True,
+                    tooltip="Another card's kernels and speed: sm75 RTX 20, sm80 A100, sm86 RTX 30, sm89 RTX 40, sm90"
+                    " H100, sm120 RTX 50. Set vram_gb with it.",
+                ),
+                io.Float.Input(
+                    "limit",
+                    default=0.85,
+                    min=0.1,
+                    max=1.0,
+                    step=0.01,
+                    optional=True,
+                    advanced=True,
+                    tooltip="Share of the card that may be used, as in Will It Fit?.",
+                ),
+            ],
+            outputs=[
+                io.Model.Output(tooltip="A copy of the model that runs as planned; the input is unchanged."),
+                io.Vae.Output(tooltip="A copy of the VAE that decodes as planned, behind any node."),
+                io.String.Output("plan", display_name="plan", tooltip="What was chosen and why, and the other ways."),
+                io.Image.Output("chart", display_name="chart", tooltip="Weights and activations against the limit."),
+            ],
+        )
+
+    @classmethod
+    def execute(
+        cls,
+        model: Any,
+        vae: Any,
+        samples: Any,
+        cfg: float,
+        quality: str,
+        positive: Any = None,
+        negative: Any = None,
+        vram_gb: float = 0.0,
+        gpu: str = GPU_CHOICES[0],
+        limit: float = 0.85,
+    ) -> io.NodeOutput:
+        card = chosen_card(gpu, vram_gb, model.load_device)
+        question = Question(model, samples, vae, positive=positive, negative=negative, cfg=cfg)
+        fit = find_fit(question, card, quality, limit)
+        if not fit.found:
+            raise ValueError(why_nothing_fits(fit))
+        fitted, planned = apply_fit(model, vae, fit)
+        text = render_fit(fit)
+        chart = torch.from_numpy(np.asarray(draw_forecast(fit.forecast, "Make it fit"), dtype=np.float32) / 255.0)[None]
+        return io.NodeOutput(fitted, planned, text, chart, ui=ui.PreviewText(text))

@@ -1,0 +1,65 @@
+"""What people want to make with models in their real size, as questions whose models have no data."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headroom.host.estimate import Question
+from headroom.host.fake_loading import loading_headers
+from headroom.memory.prediction import Card, fake_mode
+
+from . import full_size
+
+TOKENS = 256
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A model's file, a VAE's, a latent, the text's width, and guidance."""
+
+    model: str
+    vae: str
+    latent: tuple[int, ...]
+    text: int
+    pooled: int = 0
+    cfg: float = 7.0
+
+
+WISHES = {
+    "SD1.5, 512 px": Wish("checkpoints/full_sd15", "full_sd_vae", (1, 4, 64, 64), 768),
+    "SD1.5, 1024 px": Wish("checkpoints/full_sd15", "full_sd_vae", (1, 4, 128, 128), 768),
+    "SD1.5, 2048 px": Wish("checkpoints/full_sd15", "full_sd_vae", (1, 4, 256, 256), 768),
+    "SDXL, 1024 px": Wish("diffusion_models/full_sdxl_unet", "full_sd_vae", (1, 4, 128, 128), 2048, 1280),
+    "Flux.1, 1024 px": Wish("diffusion_models/full_flux", "full_flux_vae", (1, 16, 128, 128), 4096, 768, 1.0),
+    "Wan 14B, 832 x 480, 81 frames": Wish(
+        "diffusion_models/full_wan14b", "full_wan_vae", (1, 16, 21, 60, 104), 4096, cfg=5.0
+    ),
+}
+CARDS = (6, 8, 12, 16, 24)
+
+
+def write_files(folder: Path) -> None:
+    """The files of all wishes, under a ``models`` folder."""
+    names = {wish.model.partition("/")[2] for wish in WISHES.values()} | {wish.vae for wish in WISHES.values()}
+    full_size.write_all(folder, [f"{name}.safetensors" for name in names])
+
+
+def question(folder: Path, wish: Wish, card: Card) -> Question:
+    """A wish for a card, loaded from headers by the host's own loaders."""
+    sd, utils = importlib.import_module("comfy.sd"), importlib.import_module("comfy.utils")
+    mode = fake_mode()
+    with loading_headers(mode, card):
+        tensors = utils.load_torch_file(str(folder / f"{wish.model}.safetensors"))
+        load = sd.load_state_dict_guess_config if "checkpoints" in wish.model else sd.load_diffusion_model_state_dict
+        loaded: Any = load(tensors, disable_dynamic=True)
+        vae = sd.VAE(sd=utils.load_torch_file(str(folder / "vae" / f"{wish.vae}.safetensors")))
+    with mode:
+        extra = {"pooled_output": torch.zeros(1, wish.pooled)} if wish.pooled else {}
+        text, latent = [[torch.zeros(1, TOKENS, wish.text), extra]], torch.zeros(wish.latent)
+    model = loaded[0] if isinstance(loaded, tuple) else loaded
+    return Question(model, {"samples": latent}, vae, positive=text, negative=text, cfg=wish.cfg)

@@ -1,0 +1,320 @@
+"""Make It Fit: a plan that fits or the least that would, applied by clones, kept to in what is measured."""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import pytest
+import torch
+from comfy.patcher_extension import WrappersMP
+from torch import Tensor
+
+from headroom.benchmarks._harness import peak_bytes
+from headroom.host.attention import apply_attention
+from headroom.host.budget import budget_of
+from headroom.host.casting import CastSettings, cast_model
+from headroom.host.estimate import Question, chosen_card, estimate
+from headroom.host.fit import apply_fit, find_fit
+from headroom.host.guidance import guide_in_turns
+from headroom.host.offload import apply_offload
+from headroom.host.override import overrides_of
+from headroom.host.vae import LowMemoryVAE, VAESettings, low_memory_vae, planned_vae
+from headroom.memory.prediction import THIS_MACHINE, Card, Fit, Loss, Verdict, named_card, why_nothing_fits
+from headroom.nodes.fit import HeadroomFit
+
+from .drawn import drawn
+from .families import FAMILIES, load_vae, psnr, sample
+from .full_fits import CARDS, WISHES, question, write_files
+from .one_step import CPU, one_call
+
+GB = 2**30
+QUALITIES = ("exact", "near_exact", "any")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def asked(name: str = "flux", side: int = 256, model: Any = None, **changes: Any) -> Question:
+    family = FAMILIES[name]
+    settings = {"vae": load_vae("flux"), "positive": family.conditioning(1), "negative": family.conditioning(2)}
+    latent = {"samples": family.latent(side, side)}
+    return Question(model or drawn(name, 0.02, 6), latent, **({"cfg": 3.0} | settings | changes))
+
+
+# ------------------------------------------------------------------------------------------ models in their real size
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    write_files(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", [name for name in WISHES if "512" not in name])
+def test_a_plan_for_every_card_that_fits_and_gets_no_worse_with_memory(files: Path, name: str) -> None:
+    """The table of settings in benchmarks/fit.md is made of these."""
+    asked = question(files, WISHES[name], named_card("sm86", 24.0))
+    fits = [find_fit(asked, named_card("sm86", vram)) for vram in CARDS]
+    for fit in fits:
+        assert_kept(fit)
+    ranks = [(fit.loss, fit.seconds) for fit in fits if fit.found]
+    assert len(ranks) >= 4  # all but perhaps the smallest card
+    assert ranks == sorted(ranks, reverse=True)
+
+
+def assert_kept(fit: Fit) -> None:
+    if fit.found:
+        assert fit.forecast.peak <= fit.allowed
+        assert fit.loss <= {"exact": 0, "near_exact": 1, "any": 2}[fit.quality]
+    else:
+        assert fit.forecast.least > fit.allowed or fit.vae is None
+        assert "needs" in why_nothing_fits(fit) or "need" in why_nothing_fits(fit)
+
+
+def test_casting_is_for_cards_on_which_nothing_exact_fits(files: Path) -> None:
+    wish = WISHES["Flux.1, 1024 px"]
+    asked = question(files, wish, named_card("sm86", 24.0))
+    plain = find_fit(asked, named_card("sm86", 6.0)).sampling
+    assert plain is not None
+    below = (plain.stage.least - 2**20) / GB
+    assert find_fit(asked, named_card("sm86", below), limit=1.0).sampling is None
+    cast = find_fit(asked, named_card("sm86", below), "near_exact", limit=1.0).sampling
+    assert cast is not None
+    assert (cast.storage, cast.loss) == ("int8_convrot", Loss.NEAR_EXACT)
+    assert cast.stage.weights < 0.56 * plain.stage.weights
+
+
+# --------------------------------------------------------------------------------------------------------- small models
+
+
+class TestPlans:
+    def test_what_fits_stays_as_it_is(self) -> None:
+        question = asked()
+        fit = find_fit(question, named_card("sm86", 8.0))
+        model, vae = apply_fit(question.model, question.vae, fit)
+        assert len(fit.considered) == 1
+        assert fit.loss is Loss.EXACT
+        assert budget_of(model) is None
+        assert not overrides_of(model)
+        assert vae.headroom_settings.method == "auto"
+
+    @pytest.mark.parametrize("name", ["flux", "sd15"])
+    def test_more_memory_is_never_worse(self, name: str) -> None:
+        question = asked(name, vae=load_vae("flux" if name == "flux" else "sd"), model=FAMILIES[name].load())
+        whole = find_fit(question, named_card("sm86", 8.0)).considered[0].stage.peak / GB
+        fits = [find_fit(question, named_card("sm86", whole * share), "exact", 1.0) for share in (0.4, 0.6, 0.8, 1.0)]
+        ranks = [(fit.sampling.loss, fit.seconds) for fit in fits if fit.sampling is not None]
+        assert len(ranks) >= 3
+        assert ranks == sorted(ranks, reverse=True)
+        assert len(set(ranks)) > 1
+
+    @pytest.mark.parametrize("share", [0.5, 0.7, 1.0])
+    @pytest.mark.parametrize("quality", QUALITIES)
+    def test_will_it_fit_agrees(self, share: float, quality: str) -> None:
+        question = asked(side=512)
+        peak = find_fit(question, named_card("sm86", 8.0)).forecast.peak
+        card = named_card("sm86", share * peak / GB)
+        fit = find_fit(question, card, quality, 1.0)
+        assert fit.found
+        model, vae = apply_fit(question.model, question.vae, fit)
+        again = estimate(
+            Question(
+                model, question.latent, vae, positive=question.positive, negative=question.negative, cfg=question.cfg
+            ),
+            card,
+            1.0,
+        )
+        assert again.forecast.verdict is not Verdict.DOES_NOT_FIT
+        assert again.forecast.peak <= card.total
+
+    def test_guidance_of_one_has_no_turns_to_take(self) -> None:
+        question = asked(cfg=1.0)
+        least = find_fit(question, named_card("sm86", 8.0)).considered[0].stage.least
+        fit = find_fit(question, named_card("sm86", 0.9 * least / GB), limit=1.0)
+        assert not any(plan.in_turns for plan in fit.considered)
+
+    def test_nothing_fits_and_the_least_is_named(self) -> None:
+        question = asked()
+        with pytest.raises(
+            ValueError, match=r"nothing fits: sampling needs \d+ MB at least.*exact strips need"
+        ) as error:
+            HeadroomFit.execute(
+                question.model, question.vae, question.latent, 3.0, "exact", question.positive, question.negative,
+                vram_gb=0.01, gpu="sm86",
+            )  # fmt: skip
+        assert "near_exact" in str(error.value)
+        assert not comfy.model_management.current_loaded_models
+
+    def test_a_quality_that_is_not_known(self) -> None:
+        with pytest.raises(ValueError, match="quality: 'good'"):
+            find_fit(asked(), named_card("sm86", 8.0), "good")
+
+
+class TestWhatOthersHaveSet:
+    """Nodes before Make It Fit win."""
+
+    def small(self, question: Question) -> Fit:
+        plain = find_fit(question, named_card("sm86", 8.0)).considered[0].stage
+        return find_fit(question, named_card("sm86", (plain.least + plain.peak) / 2 / GB), "any", 1.0)
+
+    def test_attention(self) -> None:
+        model = apply_attention(drawn("flux", 0.02, 6), backend="sdpa_math")
+        fit = self.small(asked(model=model))
+        assert {plan.attention for plan in fit.considered} == {""}
+        assert any("attention stays" in note for note in fit.notes)
+
+    def test_casting(self) -> None:
+        model, _ = cast_model(drawn("flux", 0.02, 6), CastSettings("float8_e4m3fn_scaled"))
+        question = asked(model=model)
+        fit = find_fit(question, named_card("sm86", 0.01), "any", 1.0)
+        assert {plan.storage for plan in fit.considered} == {""}
+        assert any("weights stay" in note for note in fit.notes)
+
+    def test_a_budget(self) -> None:
+        model = drawn("flux", 0.02, 6)
+        model, _ = apply_offload(model, 0.6 * model.model_size() / GB, "leaf")
+        question = asked(model=model)
+        fit = self.small(question)
+        assert all(plan.fixed for plan in fit.considered)
+        result, _ = apply_fit(question.model, question.vae, find_fit(question, named_card("sm86", 8.0)))
+        assert budget_of(result) == budget_of(model)
+
+    def test_a_vae_node_before_it(self) -> None:
+        vae = low_memory_vae(load_vae("flux"), VAESettings(method="feathered", tile_size=128))
+        question = asked(vae=vae)
+        fit = find_fit(question, named_card("sm86", 8.0))
+        assert apply_fit(question.model, vae, fit)[1] is vae
+
+    def test_a_vae_node_behind_it(self) -> None:
+        planned = planned_vae(load_vae("flux"), VAESettings(method="exact", vram_budget_gb=0.5))
+        kept = low_memory_vae(planned, VAESettings())
+        assert (kept.headroom_settings.method, kept.headroom_settings.vram_budget_gb) == ("exact", 0.5)
+        assert low_memory_vae(planned, VAESettings(store="float16")).headroom_settings.method == "exact"
+        assert low_memory_vae(planned, VAESettings(vram_budget_gb=0.7)).headroom_settings.vram_budget_gb == 0.7
+        assert low_memory_vae(planned, VAESettings(method="feathered")).headroom_settings.vram_budget_gb == 0
+
+    def test_a_second_make_it_fit_plans_anew(self) -> None:
+        planned = planned_vae(load_vae("flux"), VAESettings(method="exact", vram_budget_gb=0.5))
+        question = asked(vae=planned)
+        _, vae = apply_fit(question.model, planned, find_fit(question, named_card("sm86", 8.0)))
+        assert vae.headroom_settings.method == "auto"
+        assert isinstance(vae, LowMemoryVAE)
+
+
+class TestGuidanceInTurns:
+    @pytest.mark.parametrize("name", ["sd15", "flux", "wan21"])
+    def test_one_conditioning_per_call_and_the_same_picture(self, name: str) -> None:
+        family, batches = FAMILIES[name], []
+        model = family.load().clone()
+
+        def count(executor: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            batches.append(x.shape[0])
+            return executor(x, *args, **kwargs)
+
+        model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "count", count)
+        together = sample(model, family, steps=2)
+        assert set(batches) == {2}
+        batches.clear()
+        turns = sample(guide_in_turns(model), family, steps=2)
+        assert batches == [1] * 4
+        assert psnr(turns, together) >= 80
+
+    def test_a_prompt_of_two_parts(self) -> None:
+        """Combined conditionings would be batched too."""
+        import nodes
+
+        family = FAMILIES["sd15"]
+        both = family.conditioning(1) + family.conditioning(3)
+        latent = {"samples": family.latent()}
+        results = [
+            nodes.KSampler().sample(
+                model, 7, 1, 3.0, "euler", "normal", both, family.conditioning(2), latent
+            )[0]["samples"]
+            for model in (family.load(), guide_in_turns(family.load()))
+        ]  # fmt: skip
+        assert psnr(results[1], results[0]) >= 80
+
+    def test_an_error_leaves_the_patcher_as_it_was(self) -> None:
+        family = FAMILIES["sd15"]
+        model = guide_in_turns(family.load())
+
+        def fail(executor: Any, *args: Any, **kwargs: Any) -> Tensor:
+            raise RuntimeError("stop")
+
+        model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "fail", fail)
+        with pytest.raises(RuntimeError, match="stop"):
+            sample(model, family)
+        assert "get_free_memory" not in vars(model)
+
+
+# ---------------------------------------------------------------------------------------------------------- as measured
+
+SHARES = (1.0, 0.75, 0.5, 0.35)
+
+
+@pytest.mark.parametrize(("name", "vae"), [("sd15", "sd"), ("flux", "flux"), ("wan21", "wan21")])
+def test_what_is_measured_stays_within_the_budget(name: str, vae: str) -> None:
+    """On a CPU: weights have nowhere to be streamed from, so that attention, guidance and the VAE have to do it."""
+    family = FAMILIES[name]
+    side = 192 if family.frames else 320
+    question = asked(name, side, family.load(), vae=load_vae(vae))
+    unplanned = find_fit(question, cpu(64 * GB)).forecast.peak
+    kept = 0
+    for share in SHARES:
+        card = cpu(int(share * unplanned))
+        fit = find_fit(question, card, limit=1.0)
+        assert_kept(fit)
+        if not fit.found:
+            assert "MB at least" in why_nothing_fits(fit) or "needs" in why_nothing_fits(fit)
+            continue
+        kept += 1
+        assert max(measured(question, fit)) <= card.total
+    assert kept >= 2
+
+
+def measured(question: Question, fit: Fit) -> tuple[int, int]:
+    """Bytes of a step and of the decode, weights included, by torch's profiler."""
+    model, vae = apply_fit(question.model, question.vae, fit)
+    latent = question.latent["samples"]
+    family = next(one for one in FAMILIES.values() if one.load() is question.model)
+    step = one_call(model, family, tuple(latent.shape), question.cfg)
+    sampling = wrapped_in_turns(model, step)
+    sampling(), vae.decode(latent)
+    return model.model_size() + peak_bytes(sampling), vae.patcher.model_size() + peak_bytes(lambda: vae.decode(latent))
+
+
+def wrapped_in_turns(model: Any, step: Any) -> Any:
+    """A sampler hands a model's wrappers over in its options; :func:`one_call` has the options alone."""
+    wrappers = {kind: dict(keyed) for kind, keyed in model.wrappers.items() if kind == WrappersMP.CALC_COND_BATCH}
+    model.model_options["transformer_options"]["wrappers"] = wrappers
+    return step
+
+
+def cpu(total: int) -> Card:
+    """This machine, of whose memory so much may be used: the host still finds all of it."""
+    return chosen_card(THIS_MACHINE, total / GB, CPU)
+
+
+def test_the_input_is_only_read() -> None:
+    question = asked(side=512)
+    before = (dict(question.model.model_options), dict(question.model.wrappers), dict(vars(question.vae)))
+    peak = find_fit(question, named_card("sm86", 8.0)).forecast.peak
+    fit = find_fit(question, named_card("sm86", 0.6 * peak / GB), "any", 1.0)
+    apply_fit(question.model, question.vae, fit)
+    assert before == (dict(question.model.model_options), dict(question.model.wrappers), dict(vars(question.vae)))
+    assert budget_of(question.model) is None
+
+
+def test_budgets_are_predicted_for_another_card_only_by_its_total() -> None:
+    question = asked(side=512)
+    fits = [find_fit(question, named_card("sm86", 0.3)) for _ in range(2)]
+    assert fits[0].considered == fits[1].considered
+    assert all(one.stage == other.stage for one, other in itertools.pairwise([fit.vaes[-1] for fit in fits]))

@@ -1,0 +1,108 @@
+"""Which way to sample is chosen: the least loss first, then the least time, and never one that does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from headroom.memory.prediction import (
+    Fit,
+    Loss,
+    Prediction,
+    SamplingPlan,
+    Stage,
+    VAEPlan,
+    choose,
+    named_card,
+    render_fit,
+    why_nothing_fits,
+)
+
+GB = 2**30
+CARD = named_card("sm86", 8.0)
+
+
+def plan(
+    weights: float, activations: float, least: float = 0.1, flops: float = 1e12, **changes: object
+) -> SamplingPlan:
+    prediction = Prediction(0, int(activations * GB), flops=int(flops), calls=int(changes.pop("calls", 1)))  # type: ignore[call-overload]
+    return SamplingPlan(Stage("sampling", prediction, int(weights * GB), int(least * GB)), **changes)  # type: ignore[arg-type]
+
+
+def test_what_loses_nothing_comes_first_however_slow() -> None:
+    exact, cast = plan(20, 1, staging=GB // 2), plan(5, 1, storage="int8_convrot", loss=Loss.NEAR_EXACT)
+    assert exact.seconds(CARD, 4 * GB) > 3 * cast.seconds(CARD, 4 * GB)
+    assert choose([cast, exact], CARD, 4 * GB) is exact
+
+
+def test_of_equals_the_faster_one() -> None:
+    together, turns = plan(6, 2), plan(6, 1, in_turns=True, calls=2)
+    assert choose([together, turns], CARD, 8 * GB) is together
+    # Here the one streams 1.5 GB once a step and the other 0.5 GB twice.
+    assert choose([together, turns], CARD, int(6.5 * GB)) is turns
+    assert choose([together, turns], CARD, int(1.9 * GB)) is turns  # only it fits
+
+
+def test_none_where_none_fits() -> None:
+    assert choose([plan(6, 2), plan(6, 1)], CARD, GB // 2) is None
+
+
+def test_copies_hide_behind_the_work_where_blocks_can_be_staged() -> None:
+    ahead, between = plan(6, 1, staging=GB // 2, flops=35e12), plan(6, 1, flops=35e12)
+    work = 1.0
+    assert ahead.seconds(CARD, 4 * GB) == pytest.approx(work)
+    assert between.seconds(CARD, 4 * GB) == pytest.approx(work + 3 * GB / 24e9)
+    assert ahead.prefetches(CARD, 4 * GB)
+    assert not between.prefetches(CARD, 4 * GB)
+    assert not ahead.prefetches(CARD, int(1.2 * GB))  # no room for the staging
+
+
+def test_a_budget_only_where_the_weights_do_not_fit() -> None:
+    one = plan(6, 1)
+    assert one.budget(7 * GB) is None
+    assert one.budget(5 * GB) == 4 * GB
+    assert one.settled(5 * GB).peak == 5 * GB
+    assert replace(one, fixed=True).budget(5 * GB) is None
+    assert not replace(one, fixed=True).fits(5 * GB)
+
+
+@pytest.mark.parametrize("staging", [None, GB // 4, 3 * GB])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_more_memory_is_never_worse(staging: int | None, calls: int) -> None:
+    plans = [
+        plan(6, 2, staging=staging),
+        plan(6, 1, staging=staging, in_turns=True, calls=calls),
+        plan(3, 2, staging=staging, storage="int8_convrot", loss=Loss.NEAR_EXACT),
+    ]
+    found = [(allowed, choose(plans, CARD, allowed * GB // 8)) for allowed in range(4, 80)]
+    ranks = [(one.loss, one.seconds(CARD, allowed * GB // 8)) for allowed, one in found if one is not None]
+    assert len(ranks) > 60
+    assert ranks == sorted(ranks, reverse=True)
+
+
+def fit(considered: list[SamplingPlan], allowed: int, vae: VAEPlan) -> Fit:
+    chosen = vae if vae.fits(allowed) else None
+    card = named_card("sm86", allowed / GB)
+    return Fit(card, 1.0, "exact", choose(considered, card, allowed), chosen, tuple(considered), (vae,), ("a note",))
+
+
+def test_the_words_say_what_and_why() -> None:
+    decode = VAEPlan(Stage("decode", Prediction(0, GB), GB // 4, GB // 4, method="exact, in strips"), None, Loss.EXACT)
+    text = render_fit(fit([plan(6, 3, least=2), plan(6, 1, in_turns=True, calls=2)], 4 * GB, decode))
+    assert "guidance in turns" in text
+    assert "as it is, sampling would need 5.00 GB at least" in text
+    assert "3.00 GB of 6.00 GB weights on the card + 1.00 GB = 4.00 GB" in text
+    assert "3.00 GB streamed 2 times per step" in text
+    assert "decoding, exact: exact, in strips, 1.25 GB" in text
+    assert "! a note" in text
+
+
+def test_where_nothing_fits_the_least_is_named() -> None:
+    refused = VAEPlan(None, None, Loss.EXACT, "exact strips need 3.00 GB at least")
+    found = fit([plan(6, 2), plan(6, 1.5, in_turns=True)], GB, refused)
+    assert not found.found
+    sentence = why_nothing_fits(found)
+    assert "sampling needs 1.60 GB at least (attention as it is, guidance in turns" in sentence
+    assert "exact strips need 3.00 GB at least" in sentence
+    assert "near_exact" in sentence
