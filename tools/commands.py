@@ -60,6 +60,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="name ...", help="and its arguments")
     command = add("estimate", estimate, "predict the memory of a workflow file, without running it and without a GPU")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="WORKFLOW.json ...", help="and its options")
+    command = add("fit", fit, "put Headroom's nodes into a workflow file, so that it fits, and change nothing else")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="IN.json -o OUT.json ...", help="and options")
     command = add("env", env, "make the environment and say where it is")
     command.add_argument("--json", action="store_true", help="one JSON object, the last line of the output")
     return top
@@ -116,6 +118,11 @@ def estimate(options: argparse.Namespace) -> int:
     folders = () if "--base-directory" in options.arguments else ("--base-directory", environment.models)
     script = PACK / "cli" / "estimate.py"
     return _run(environment, environment.python, script, "--comfyui", environment.comfyui, *folders, *options.arguments)
+
+
+def fit(options: argparse.Namespace) -> int:
+    """Ask the command line that ships with the pack; it needs neither the environment nor a ComfyUI."""
+    return subprocess.run([sys.executable, PACK / "cli" / "fit.py", *options.arguments], check=False).returncode
 
 
 def _summary(script: Path) -> str:

@@ -1,0 +1,290 @@
+"""Where Make It Fit goes in a workflow: before each sampler, with the VAEs behind it; needs no host.
+
+What is planned here is written into a workflow by :mod:`.insert_fit`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Output = tuple[str, int]  # a node and which of its outputs
+FIT, VAE = "HeadroomFit", "HeadroomVAE"
+FIT_MODEL, FIT_VAE = 0, 1  # outputs of HeadroomFit
+SAMPLERS = ("KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced")
+# Guiders, with the names of what they are given. None: there is none, and guidance is off.
+GUIDERS: dict[str, tuple[str, str | None]] = {
+    "BasicGuider": ("conditioning", None),
+    "CFGGuider": ("positive", "negative"),
+}
+VAE_NAMES = ("vae", "optional_vae", "opt_vae", "vae_opt")
+LOADERS = {"VAELoader": 0, "CheckpointLoaderSimple": 2, "CheckpointLoader": 2, "ImageOnlyCheckpointLoader": 2,
+           "unCLIPCheckpointLoader": 2}  # fmt: skip
+OURS_CODING = ("HeadroomVAEDecode", "HeadroomVAEEncode")  # low-memory VAEs by themselves
+# They take a VAE and do not run it, or have their own way with it.
+NO_CODING = (FIT, VAE, "HeadroomEstimate", "HeadroomCompare", "HeadroomReport", "VAESave", "CheckpointSave")
+NO_PICTURES = ("Audio", "Hunyuan3D", "Trellis")  # in the names of nodes whose VAE makes no pictures
+VAE_WIDGETS: dict[str, Any] = {
+    "method": "auto", "vram_budget_gb": 0.0, "tile_size": 0, "overlap": 64, "feather": "cosine", "temporal_size": 0,
+    "temporal_overlap": 16, "batch_slice": 0, "store": "same",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class FitSettings:
+    """The widgets of Make It Fit, but for ``cfg``, which is the sampler's."""
+
+    quality: str = "exact"
+    vram_gb: float = 0.0
+    gpu: str = "this machine"
+    limit: float = 0.85
+
+
+@dataclass
+class Seen:
+    """A node that runs.
+
+    Attributes:
+        kind: its class.
+        links: where its inputs are connected.
+        origins: what is computed there: behind reroutes and bypassed nodes. An input that gets nothing has none.
+        cfg: value of its widget of that name, None if it is not known.
+        vaes: the inputs whose VAE is run in there, of a subgraph; None: as the names say.
+    """
+
+    kind: str
+    links: dict[str, Output] = field(default_factory=dict)
+    origins: dict[str, Output] = field(default_factory=dict)
+    cfg: float | None = None
+    vaes: tuple[str, ...] | None = None
+
+
+@dataclass
+class Added:
+    """A node to add.
+
+    Attributes:
+        number: its id.
+        kind: HeadroomFit or HeadroomVAE.
+        beside: the node it is for.
+        links: its connected inputs.
+        widgets: the values of its widgets, in the node's order.
+    """
+
+    number: str
+    kind: str
+    beside: str
+    links: dict[str, Output]
+    widgets: dict[str, Any]
+
+
+@dataclass
+class FitPlan:
+    """What to change in a graph.
+
+    Attributes:
+        added: nodes to add.
+        moved: inputs (node, name) to connect to an output.
+        notes: what is left alone, and why.
+        wanted: outputs of what is around the graph that a VAE in it comes from, unwrapped.
+    """
+
+    added: list[Added] = field(default_factory=list)
+    moved: dict[tuple[str, str], Output] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    wanted: set[int] = field(default_factory=set)
+
+
+def plan_fit(
+    seen: Mapping[str, Seen], settings: FitSettings, first_number: int, outside: str = "", where: str = ""
+) -> FitPlan:
+    """Plans one graph.
+
+    Args:
+        seen: its nodes by id.
+        settings: widgets of the nodes to add.
+        first_number: ids from here on are free.
+        outside: the id that stands for what is around a subgraph; what comes from there is wrapped there.
+        where: said in notes, e.g. " in subgraph Upscale".
+
+    Raises:
+        ValueError: the graph has a circle.
+    """
+    return _Planner(seen, settings, first_number, outside, where).run()
+
+
+class _Planner:
+    def __init__(
+        self, seen: Mapping[str, Seen], settings: FitSettings, first_number: int, outside: str, where: str
+    ) -> None:
+        self.seen = seen
+        self.settings = settings
+        self.free = first_number
+        self.outside = outside
+        self.where = where
+        self.plan = FitPlan()
+        self.upstream: dict[str, set[str]] = {}
+        self.order = list(self._ordered())
+        self.fits: dict[str, tuple[str, Output]] = {}  # by sampler: its HeadroomFit, and the VAE that this is given
+        self.wrappers: dict[Output, str] = {}
+        self.users = list(self._users())
+
+    def run(self) -> FitPlan:
+        for number in self.order:
+            if self.seen[number].kind in SAMPLERS:
+                self._fit(number)
+        for number, name in self.users:
+            self._move_vae(number, name)
+        return self.plan
+
+    def _ordered(self) -> Iterator[str]:
+        """Nodes after those they depend on; fills ``upstream``."""
+        waiting = {number: {origin for origin, _ in node.origins.values()} for number, node in self.seen.items()}
+        while waiting:
+            ready = [number for number, needs in waiting.items() if not needs & waiting.keys()]
+            if not ready:
+                raise ValueError(f"the workflow has a circle through node {next(iter(waiting))}")
+            for number in ready:
+                needs = waiting.pop(number)
+                self.upstream[number] = needs.union(*(self.upstream.get(one, ()) for one in needs))
+                yield number
+
+    # ---------------------------------------------------------------------------------------------------- the samplers
+
+    def _fit(self, sampler: str) -> None:
+        """Adds a HeadroomFit before a sampler, or notes why not."""
+        earlier = self._earlier_fit(sampler)
+        if earlier is not None:
+            vae = self.seen[earlier].origins.get("vae")
+            if vae is not None:
+                self.fits[sampler] = earlier, self._unwrapped(vae)
+            return
+        guided = self._guided(sampler)
+        if guided is None:
+            return self._leave(sampler, "its guider is neither BasicGuider nor CFGGuider")
+        if guided in {number for number, _ in self.plan.moved}:
+            return self._leave(sampler, f"its guider {guided} is fitted for an earlier sampler: give it one of its own")
+        for number, name in ((guided, "model"), (sampler, "latent_image")):
+            if name not in self.seen[number].origins:
+                return self._leave(sampler, f"nothing is connected to {name}")
+        vae = self._vae_for(sampler)
+        if vae is None:
+            return self._leave(sampler, "there is no VAE" + (" in it: connect one" if self.where else ""))
+        links = self._links(sampler, guided) | {"vae": vae}
+        cfg = 1.0 if self.seen[guided].kind == "BasicGuider" else self.seen[guided].cfg
+        number = self._add(FIT, sampler, links, {"cfg": 1.0 if cfg is None else cfg, **vars(self.settings)})
+        self.fits[sampler] = number, self._unwrapped(self._origin_of(vae))
+        self.plan.moved[guided, "model"] = number, FIT_MODEL
+        return None
+
+    def _leave(self, sampler: str, why: str) -> None:
+        self.plan.notes.append(f"node {sampler} ({self.seen[sampler].kind}){self.where} is left alone: {why}")
+
+    def _guided(self, sampler: str) -> str | None:
+        """The node with the sampler's model: itself or its guider."""
+        node = self.seen[sampler]
+        if node.kind != "SamplerCustomAdvanced":
+            return sampler
+        guider = node.origins.get("guider", ("", 0))[0]
+        return guider if guider in self.seen and self.seen[guider].kind in GUIDERS else None
+
+    def _earlier_fit(self, sampler: str) -> str | None:
+        """The HeadroomFit that the sampler's model already comes through."""
+        number = self._guided(sampler) or ""
+        while number in self.seen:
+            node = self.seen[number]
+            if node.kind == FIT:
+                return number
+            number = node.origins.get("model", ("", 0))[0]
+        return None
+
+    def _links(self, sampler: str, guided: str) -> dict[str, Output]:
+        """What the HeadroomFit of a sampler is connected to, but for the VAE."""
+        node = self.seen[guided]
+        positive, negative = GUIDERS.get(node.kind, ("positive", "negative"))
+        names = {"model": "model", "positive": positive, "negative": negative, "cfg": "cfg"}
+        links = {ours: node.links[name] for ours, name in names.items() if name in node.origins}
+        return links | {"samples": self.seen[sampler].links["latent_image"]}
+
+    # -------------------------------------------------------------------------------------------------------- the VAEs
+
+    def _users(self) -> Iterator[tuple[str, str]]:
+        """Inputs that take a VAE that makes pictures: by their names, or as others are connected to the same."""
+        taken: dict[Output, set[bool]] = {}
+        for node in self.seen.values():
+            pictures = not any(word in node.kind for word in NO_PICTURES)
+            for name in VAE_NAMES if node.vaes is None else node.vaes:
+                if name in node.origins:
+                    taken.setdefault(node.origins[name], set()).add(pictures)
+        for number in self.order:
+            node = self.seen[number]
+            for name, origin in node.origins.items():
+                if taken.get(origin) == {True} and (node.vaes is None or name in node.vaes):
+                    yield number, name
+
+    def _vae_for(self, sampler: str) -> Output | None:
+        """The VAE of the first node behind the sampler, else of one before it, else any."""
+        users = [user for user in self.users if self.seen[user[0]].kind != FIT]
+        behind = [user for user in users if sampler in self.upstream[user[0]]]
+        before = [user for user in users if user[0] in self.upstream[sampler]]
+        for number, name in (*behind, *before, *users):
+            origin = self.seen[number].origins[name]
+            if sampler in self.upstream.get(origin[0], ()) or origin[0] == sampler:
+                continue
+            maker = self.seen.get(origin[0])
+            if maker is not None and maker.kind == FIT and "vae" in maker.origins:  # another sampler's
+                return maker.links["vae"]
+            return self.seen[number].links[name]
+        loaders = [number for number in self.order if self.seen[number].kind in LOADERS]
+        near = [number for number in loaders if number in self.upstream[sampler]]
+        return next(((number, LOADERS[self.seen[number].kind]) for number in (*near, *loaders)), None)
+
+    def _origin_of(self, link: Output) -> Output:
+        """What is computed at a link that some input has."""
+        for node in self.seen.values():
+            for name, other in node.links.items():
+                if other == link and name in node.origins:
+                    return node.origins[name]
+        return link
+
+    def _unwrapped(self, vae: Output) -> Output:
+        """The VAE as it was loaded."""
+        maker = self.seen.get(vae[0])
+        while maker is not None and maker.kind in (FIT, VAE) and "vae" in maker.origins:
+            vae = maker.origins["vae"]
+            maker = self.seen.get(vae[0])
+        return vae
+
+    def _move_vae(self, number: str, name: str) -> None:
+        """Connects an input to the low-memory VAE that is due there."""
+        node = self.seen[number]
+        origin = node.origins[name]
+        maker = self.seen.get(origin[0])
+        if node.kind in NO_CODING or (maker is not None and maker.kind in (FIT, VAE)):
+            return
+        for sampler in reversed(self.order):
+            fit = self.fits.get(sampler)
+            if fit and sampler in self.upstream[number] and fit[1] == origin:
+                self.plan.moved[number, name] = fit[0], FIT_VAE
+                return
+        if origin[0] == self.outside:
+            self.plan.wanted.add(origin[1])
+        elif node.kind not in OURS_CODING:
+            self.plan.moved[number, name] = self._wrapper(number, name), 0
+
+    def _wrapper(self, number: str, name: str) -> str:
+        """The HeadroomVAE on the VAE of an input: one that is there, or a new one."""
+        origin = self.seen[number].origins[name]
+        for other, node in self.seen.items():
+            if node.kind == VAE and node.origins.get("vae") == origin:
+                return other
+        if origin not in self.wrappers:
+            links = {"vae": self.seen[number].links[name]}
+            self.wrappers[origin] = self._add(VAE, number, links, dict(VAE_WIDGETS))
+        return self.wrappers[origin]
+
+    def _add(self, kind: str, beside: str, links: dict[str, Output], widgets: dict[str, Any]) -> str:
+        number, self.free = str(self.free), self.free + 1
+        self.plan.added.append(Added(number, kind, beside, links, widgets))
+        return number
