@@ -21,14 +21,10 @@ FITS, CANNOT_ANSWER, DOES_NOT_FIT = 0, 2, 3
 GB = 2**30
 
 
-class BadWorkflow(Exception):
-    """A file that is no workflow in the API format; the message says what to do."""
-
-
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="estimate", description=(__doc__ or "").partition("\n")[0])
-    top.add_argument("workflow", type=Path, metavar="WORKFLOW.json", help="in the API format (menu: Export (API))")
+    top.add_argument("workflow", type=Path, metavar="WORKFLOW.json", help="as saved, or exported (API)")
     top.add_argument("--gpu", default="sm86", help="sm75, sm80, sm86 (default), sm89, sm90, sm120")
     top.add_argument("--vram", type=float, default=8.0, metavar="GB", help="of the card (default 8)")
     top.add_argument("--ram", type=float, default=0.0, metavar="GB", help="of the machine (default: not asked)")
@@ -45,71 +41,40 @@ def read_workflow(path: Path) -> dict[str, dict[str, Any]]:
     Raises:
         BadWorkflow: it cannot be read, or is in the format of the browser.
     """
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise BadWorkflow(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BadWorkflow(f"{path} is no JSON: {error}") from error
-    if isinstance(content, dict) and isinstance(content.get("nodes"), list):
-        raise BadWorkflow(f"{path} is in the browser's format: export it by the menu's Export (API)")
-    nodes = content.get("prompt", content) if isinstance(content, dict) else None
-    if not isinstance(nodes, dict) or not all(
-        isinstance(node, dict) and "class_type" in node and isinstance(node.get("inputs"), dict)
-        for node in nodes.values()
-    ):
-        raise BadWorkflow(f"{path} is no ComfyUI workflow: every entry needs class_type and inputs")
-    return {str(number): node for number, node in nodes.items()}
+    files = _sibling("files")
+    content = files.read(path)
+    if files.is_ui(content):
+        raise files.BadWorkflow(f"{path} is in the browser's format: export it by the menu's Export (API)")
+    return api_nodes(content, {})
+
+
+def api_nodes(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The nodes of a file in the API format; that of the browser is converted, for which the host must be there.
+
+    Raises:
+        ValueError: the browser's format cannot be converted.
+    """
+    files = _sibling("files")
+    if not files.is_ui(content):
+        return {str(number): node for number, node in files.api_nodes(content).items()}
+    converted: dict[str, dict[str, Any]] = importlib.import_module("headroom.host.ui_workflow").to_api(content, ours)
+    return converted
 
 
 def answer(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """The answer as numbers and as text."""
-    workflow = read_workflow(options.workflow)
+    content = _sibling("files").read(options.workflow)
     host = _sibling("host")
     host.enter(host.find_comfyui(options.comfyui), options.base_directory)
     prediction = importlib.import_module("headroom.memory.prediction")
-    dry_run = importlib.import_module("headroom.host.dry_run")
+    workflows = importlib.import_module("headroom.host.workflow_estimate")
     nodes = importlib.import_module("headroom.nodes").NODES
     torch = importlib.import_module("torch")
     card = prediction.named_card(options.gpu, options.vram)
+    ours = {node.GET_SCHEMA().node_id: node for node in nodes}
     with torch.inference_mode():
-        run = dry_run.DryRun(workflow, card, ours={node.GET_SCHEMA().node_id: node for node in nodes}).run()
-    forecast = run.forecast(options.limit, int(options.ram * GB))
-    unknown = [f"node {number}: {why}" for number, why in run.unknown.items()]
-    if not run.stages:
-        raise BadWorkflow(
-            "nothing to predict in this workflow: " + ("; ".join(unknown) or "no sampler, no VAE, no text")
-        )
-    notes = tuple(dict.fromkeys([*run.notes, *(f"not followed: {line}" for line in unknown)]))
-    if not run.complete:
-        notes = ("INCOMPLETE: some of what takes memory was not followed; it may need more", *notes)
-    return _numbers(forecast, unknown) | {"complete": run.complete}, prediction.render_forecast(forecast, notes)
-
-
-def _numbers(forecast: Any, unknown: list[str]) -> dict[str, Any]:
-    return {
-        "verdict": forecast.verdict.value,
-        "card": forecast.card.name,
-        "allowed_gb": forecast.allowed / GB,
-        "peak_gb": forecast.peak / GB,
-        "least_vram_gb": forecast.least / GB,
-        "activations_gb": forecast.activations / GB,
-        "streamed_gb_per_step": forecast.streamed_per_step / GB,
-        "ram_gb": forecast.ram_needed / GB,
-        "stages": [
-            {
-                "work": stage.work,
-                "method": stage.method,
-                "weights_gb": stage.weights / GB,
-                "activations_gb": stage.activations / GB,
-                "peak_gb": stage.peak / GB,
-                "module": stage.prediction.module,
-                "predicted": not stage.doubt,
-            }
-            for stage in forecast.stages
-        ],
-        "unknown": unknown,
-    }
+        found = workflows.estimate_workflow(api_nodes(content, ours), card, options.limit, int(options.ram * GB), ours)
+    return found.numbers, found.text
 
 
 def _sibling(name: str) -> Any:
@@ -128,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         numbers, text = answer(options)
     except Exception as error:
-        known = isinstance(error, (BadWorkflow, ValueError)) or type(error).__name__ == "NoHost"
+        known = isinstance(error, ValueError) or type(error).__name__ == "NoHost"
         if not known:
             raise
         print(error, file=sys.stderr)

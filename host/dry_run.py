@@ -17,10 +17,23 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nodes as host_nodes
 
-from ..memory.prediction import CannotPredict, Card, Forecast, Stage, fake_mode, fake_tree
+from ..memory.prediction import (
+    THIS_MACHINE,
+    CannotPredict,
+    Card,
+    Forecast,
+    Stage,
+    fake_mode,
+    fake_tree,
+    named_card,
+    why_nothing_fits,
+)
 from .budget import least_weights
+from .calibrated import workspaces_for
+from .device import GB
 from .estimate import Question, coding_stage, sampling_stage, tiled_arguments
-from .fake_loading import NotAHeader, loading_headers
+from .fake_loading import loading_headers
+from .fit import apply_fit, find_fit
 from .predicted_text import predict_encoding
 from .predicted_vae import Coding
 from .vae import LowMemoryVAE, VAESettings, low_memory_vae
@@ -34,8 +47,8 @@ LOADERS = (
 # Nodes whose first outputs are inputs of the same name: what they do changes no shape.
 SAME = {
     "LoraLoader": ("model", "clip"), "LoraLoaderModelOnly": ("model",), "HeadroomReport": ("anything",),
-    "HeadroomEstimate": ("samples",), "HeadroomLocalAttention": ("model",), "PreviewAny": (), "SaveImage": (),
-    "PreviewImage": (), "SaveLatent": (),
+    "HeadroomEstimate": ("samples",), "HeadroomCompare": (), "HeadroomLocalAttention": ("model",), "PreviewAny": (),
+    "SaveImage": (), "PreviewImage": (), "SaveLatent": (),
     "SaveAnimatedWEBP": (), "SaveAnimatedPNG": (), "SaveWEBM": (), "SaveVideo": (), "CreateVideo": (), "Note": (),
     "MarkdownNote": (),
 }  # fmt: skip
@@ -108,7 +121,7 @@ class DryRun:
                 self.results[number] = self._node(node["class_type"], inputs)
             except Unknown as error:
                 self.unknown[number] = str(error)
-            except (CannotPredict, NotAHeader, OSError, RuntimeError, ValueError, TypeError, KeyError) as error:
+            except (CannotPredict, OSError, RuntimeError, ValueError, TypeError, KeyError, AttributeError) as error:
                 said = str(error).strip().partition("\n")[0]
                 self.unknown[number] = f"{node['class_type']}: {said or type(error).__name__}"
         return self
@@ -175,6 +188,7 @@ class DryRun:
         yield TEXT, self._text
         yield LOADERS, self._load
         yield ("HeadroomVAE",), lambda kind, inputs: (low_memory_vae(inputs.pop("vae"), VAESettings(**inputs)),)
+        yield ("HeadroomFit",), self._fit
         yield ("LoadImage",), self._read
         yield PLAIN, self._run_plainly
 
@@ -192,7 +206,11 @@ class DryRun:
             raise Unknown(f"{kind} has no text encoder")
         clip = inputs["clip"]
         prediction, results = predict_encoding(
-            clip, self.card, lambda stand_in: self._call(kind, inputs | {"clip": stand_in}), self.mode
+            clip,
+            self.card,
+            lambda stand_in: self._call(kind, inputs | {"clip": stand_in}),
+            self.mode,
+            workspaces_for(self.card),
         )
         weights = int(clip.patcher.model_size())
         self._add(Stage("text", prediction, weights, least_weights(clip.patcher, 0)))
@@ -235,6 +253,24 @@ class DryRun:
         self._add(coding_stage(coding, self.card))
         with self.mode:
             return ({"samples": latent_like(vae, x)} if encodes else pixels_like(vae, x),)
+
+    def _fit(self, kind: str, inputs: dict[str, Any]) -> tuple[Any, ...]:
+        """For the card that is asked about, unless the node names one."""
+        vram, gpu = inputs.get("vram_gb", 0.0), inputs.get("gpu", THIS_MACHINE)
+        card = self.card if not vram else replace(self.card, total=int(vram * GB))
+        card = card if gpu == THIS_MACHINE else named_card(gpu, card.total / GB, card.reserved)
+        model, vae = inputs["model"], inputs["vae"]
+        question = Question(
+            model, inputs["samples"], vae, positive=inputs.get("positive"), negative=inputs.get("negative"),
+            cfg=float(inputs["cfg"]),
+        )  # fmt: skip
+        fit = find_fit(question, card, inputs["quality"], inputs.get("limit", 0.85))
+        if not fit.found:
+            self.notes.append(f"{kind}: {why_nothing_fits(fit)}")
+            return model, vae, *NOTHING
+        self.notes.append(f"{kind}: {fit.summary}")
+        with loading_headers(self.mode, self.card):
+            return *apply_fit(model, vae, fit), *NOTHING
 
     def _call(self, kind: str, inputs: dict[str, Any]) -> tuple[Any, ...]:
         """Runs a node of the host's or ours.

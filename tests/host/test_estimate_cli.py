@@ -189,7 +189,7 @@ def test_an_unknown_node_is_listed_and_not_guessed() -> None:
     [
         ("{", "is no JSON"),
         ("[1, 2]", "is no ComfyUI workflow"),
-        ('{"nodes": [], "links": []}', "Export (API)"),
+        ('{"nodes": [], "links": []}', "nothing to predict"),
     ],
 )
 def test_files_that_are_no_workflow(tmp_path: Path, content: str, said: str) -> None:

