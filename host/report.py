@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -13,11 +14,14 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
-from ..memory import NodeReport, draw_report, render_report
+from ..memory import NodeReport, Row, draw_report, render_report
+from ..memory.prediction import CannotPredict
 from .device import describe_machine
 from .override import overrides_of
 from .runs import LOG
 from .sampling import settings_of
+
+log = logging.getLogger(__name__)
 
 
 class Graph(Protocol):
@@ -47,10 +51,21 @@ def _node_reports(prompt: str, node: str, graph: Graph) -> Iterator[NodeReport]:
         rows = LOG.rows(prompt, before)
         for row in rows:
             row.signature = signature
+            _ask(row)
         cached = [] if rows else LOG.earlier(before, signature)
         if class_type.startswith("Headroom") and not rows and not cached:
             continue  # it set something up; the node that used it is measured
         yield NodeReport(before, _display_name(class_type), rows or cached, cached=bool(cached))
+
+
+def _ask(row: Row) -> None:
+    """Has a row's work predicted; a report must not fail for it."""
+    if row.outcome != "done":
+        return
+    try:
+        row.ask()
+    except (CannotPredict, ValueError, RuntimeError):
+        log.debug("Headroom: no prediction of a measured stretch of work", exc_info=True)
 
 
 def _upstream(node: str, graph: Graph) -> list[str]:

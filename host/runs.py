@@ -3,16 +3,57 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 
 import comfy.model_management
 import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from ..memory import PeakMeter, Row, RunLog
+from ..memory.prediction import LiveBytes
 from .compat import executing_node
 
 LOG = RunLog()
+
+
+class Following:
+    """Measures what a stretch of work takes beyond the weights, from :meth:`begin` on, into its row.
+
+    A context manager. On a CPU every tensor is followed; on CUDA the allocator is asked; elsewhere nothing is known.
+    """
+
+    def __init__(self, row: Row, device: torch.device) -> None:
+        self._row, self._device = row, device
+        self._tracker = LiveBytes("cpu") if device.type == "cpu" else None
+        self._before: int | None = None
+        self._stack = ExitStack()
+
+    def begin(self, weights: nn.Module, given: Iterable[object] = (), held: Iterable[object] = ()) -> None:
+        """Call it once, within the context, with the weights in their place.
+
+        Args:
+            weights: the model.
+            given: other tensors that do not count.
+            held: tensors that count from the start.
+        """
+        if self._tracker is not None:
+            self._tracker.leave_out([*weights.parameters(), *weights.buffers(), *tree_leaves(given)])
+            self._tracker.add(tree_leaves(held))
+            self._stack.enter_context(self._tracker)
+        elif self._device.type == "cuda":
+            self._before = torch.cuda.memory_allocated(self._device)
+
+    def __enter__(self) -> Following:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        if self._tracker is not None:
+            self._row.live = self._tracker.live_peak
+        elif self._before is not None:
+            self._row.live = max(0, torch.cuda.max_memory_allocated(self._device) - self._before)
 
 
 @contextmanager

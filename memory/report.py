@@ -61,6 +61,9 @@ def _node_lines(node: NodeReport) -> list[str]:
     lines = [f"#{node.node} {node.title}{cached}"]
     for row in node.rows:
         lines.append("  " + _headline(row))
+        lines += [f"    {line}" for line in _work_lines(row)]
+        if row.peak is not None and row.peak.history:
+            lines.append(f"    allocator: {row.peak.history}")
         lines += [f"    {line}" for line in row.lines]
         if row.attention is not None:
             lines += [f"    {line}" for line in attention_lines(row.attention)]
@@ -78,6 +81,27 @@ def _headline(row: Row) -> str:
             f" (+{format_bytes(row.peak.growth)} over its start; {row.peak.source})"
         )
     return " · ".join(parts)
+
+
+def _work_lines(row: Row) -> Iterable[str]:
+    """What the work took beyond the weights, beside what was predicted."""
+    if row.live is None:
+        return
+    measured = f"beyond the weights {format_bytes(row.live)}"
+    if row.predicted is None:
+        yield measured
+        return
+    # A CPU's tensors are followed one by one; CUDA's allocator counts what kernels hold as well.
+    predicted = row.predicted.activations if _on_cuda(row) else row.predicted.live
+    if row.predicted.bound:
+        yield f"{measured} · planned {format_bytes(predicted)} at most"
+        return
+    off = f", {predicted / row.live - 1:+.1%}" if row.live else ""
+    yield f"{measured} · predicted {format_bytes(predicted)}{off}"
+
+
+def _on_cuda(row: Row) -> bool:
+    return row.peak is not None and row.peak.source.startswith("allocated")
 
 
 def attention_lines(counts: AttentionCounts) -> list[str]:

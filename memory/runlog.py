@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .peak import Peak
+
+if TYPE_CHECKING:
+    from .prediction import Prediction
 
 MOST_NODES = 256
 MOST_ROWS_PER_NODE = 64
@@ -50,6 +54,10 @@ class Row:
         work: "sampling", "decode" or "encode".
         seconds: wall time; None while it runs or after it failed before an end.
         peak: measured memory.
+        live: bytes of the work at most, beyond the weights: of all tensors alive at once on a CPU, allocated ones on
+            CUDA; None where nothing tells.
+        predict: predicts the same work, without data; None where that cannot be asked any more, or ever.
+        predicted: what it said, once somebody has asked.
         attention: calls that reached our override; None where attention was not ours to choose.
         lines: what was done, for people.
         notices: what did not go as asked, and what to do about it.
@@ -65,6 +73,14 @@ class Row:
     notices: list[str] = field(default_factory=list)
     signature: str | None = None
     outcome: str = "running"
+    live: int | None = None
+    predict: Callable[[], Prediction | None] | None = None
+    predicted: Prediction | None = None
+
+    def ask(self) -> None:
+        """Has the work predicted, once."""
+        if self.predict is not None and self.predicted is None:
+            self.predicted, self.predict = self.predict(), None
 
 
 class RunLog:

@@ -148,13 +148,23 @@ def write_pictures(item: Comparison, out: Path) -> None:
 
 
 def failed_checks(comparisons: Sequence[Comparison]) -> list[str]:
-    """A sentence for each workflow whose latents differ by more than rounding."""
-    return [
+    """A sentence for each workflow whose latents differ by more than rounding, or whose memory was not foretold."""
+    different = [
         f"Check failed: the latents of {item.title} are at {format_db(item.latent_db)} dB of the stock ones,"
         f" below {LEAST_LATENT_DB:g}."
         for item in comparisons
         if not item.latent_db >= LEAST_LATENT_DB  # a NaN fails too
     ]
+    surprising = [
+        f"Check failed: {work.name} of {item.title} took {work.measured} bytes, {work.predicted} were predicted."
+        for item in comparisons
+        for work in item.headroom.work
+        if not work.foretold
+    ]
+    unforeseen = [
+        f"Check failed: nothing was predicted of {item.title}." for item in comparisons if not item.headroom.work
+    ]
+    return different + surprising + unforeseen
 
 
 if __name__ == "__main__":

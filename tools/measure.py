@@ -21,11 +21,39 @@ from .client import Client, ClientError, Progress, Result, Workflow
 from .server import Server
 
 MB = 2**20
+MOST_OFF = 0.02  # of what a stretch of work takes
 SAMPLE_SECONDS = 0.01
 SETTLE_SECONDS, MOST_SETTLE_SECONDS = 0.4, 10.0
 
 # Without these, glibc keeps freed tensors for later, and the second of two runs seems to need no memory.
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(MB), "MALLOC_TRIM_THRESHOLD_": str(MB)}
+
+
+@dataclass(frozen=True)
+class Work:
+    """Bytes of one stretch of work beyond the weights.
+
+    Attributes:
+        name: "sampling", "decode" or "encode".
+        measured: of all tensors alive at once.
+        predicted: of the same, without running it.
+        bound: it is a plan that the work stays within.
+    """
+
+    name: str
+    measured: int
+    predicted: int
+    bound: bool
+
+    @property
+    def foretold(self) -> bool:
+        """Whether the prediction holds: within 2 %, or as a bound."""
+        return self.measured <= self.predicted if self.bound else abs(self.off) <= MOST_OFF
+
+    @property
+    def off(self) -> float:
+        """The prediction's relative error."""
+        return self.predicted / max(1, self.measured) - 1
 
 
 @dataclass(frozen=True)
@@ -39,6 +67,7 @@ class Run:
         file: the saved picture or animation, as the host wrote it.
         frames: the same as (T, H, W, 3) bytes; one frame for a picture.
         report: the text of the memory report; empty without one.
+        work: what the pack's run log says of each stretch of work, measured and predicted; empty without one.
     """
 
     seconds: float
@@ -47,6 +76,7 @@ class Run:
     file: bytes
     frames: NDArray[np.uint8]
     report: str
+    work: tuple[Work, ...] = ()
 
 
 class ResidentPeak:
@@ -93,7 +123,18 @@ def measure(server: Server, client: Client, workflow: Workflow, progress: Callab
     latents, pictures = (_saved(client, workflow, result, kind) for kind in ("latents", "images"))
     reports = [output["text"][0] for output in result.outputs.values() if "text" in output]
     latent = load(latents)["latent_tensor"]
-    return Run(result.seconds, memory.growth, latent, pictures, read_frames(pictures), "\n".join(reports))
+    report, work = "\n".join(reports), work_of(client, result.prompt_id) if reports else ()
+    return Run(result.seconds, memory.growth, latent, pictures, read_frames(pictures), report, work)
+
+
+def work_of(client: Client, prompt: str) -> tuple[Work, ...]:
+    """What the run log holds of a prompt that had a report, which asks for the predictions."""
+    rows = client.get(f"/headroom/runs/{prompt}")["rows"]
+    return tuple(
+        Work(row["work"], row["live_bytes"], row["predicted"]["live"], row["predicted"]["bound"])
+        for row in rows
+        if row["live_bytes"] is not None and row["predicted"] is not None
+    )
 
 
 def free_memory(client: Client, process: psutil.Process) -> None:

@@ -6,16 +6,16 @@ import math
 import platform
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from .measure import MB, Run, latent_psnr, picture_psnr
+from .measure import MB, Run, Work, latent_psnr, picture_psnr
 
 COLUMNS = (
-    "workflow", "stock s", "Headroom s", "stock peak", "Headroom peak", "saved", "predicted peak",
+    "workflow", "stock s", "Headroom s", "stock peak", "Headroom peak", "saved", "work measured", "work predicted",
     "latents dB", "picture dB",
 )  # fmt: skip
 FOOTNOTES = (
@@ -23,7 +23,8 @@ FOOTNOTES = (
     " the same method for both.",
     "the host's allocator is told to give freed memory back at once, which costs both some time.",
     "dB: PSNR of Headroom against stock nodes without tiling.",
-    "predicted peak: not in this version.",
+    "work: tensors alive at once beyond the weights, in the stage that has most; predicted without running it"
+    " (at most: the plan of exact strips, which they stay within).",
 )
 
 
@@ -48,6 +49,11 @@ class Comparison:
     def saved(self) -> float:
         """The share of the stock peak that Headroom does without."""
         return 1 - self.headroom.peak / max(1, self.stock.peak)
+
+    @property
+    def largest_work(self) -> Work | None:
+        """The stretch of work that took most."""
+        return max(self.headroom.work, key=lambda work: work.measured, default=None)
 
     @property
     def device_peak(self) -> str | None:
@@ -97,6 +103,7 @@ def _row(*cells: str) -> str:
 
 
 def _cells(item: Comparison) -> tuple[str, ...]:
+    work = item.largest_work
     return (
         item.title,
         f"{item.stock.seconds:.1f}",
@@ -104,7 +111,10 @@ def _cells(item: Comparison) -> tuple[str, ...]:
         f"{item.stock.peak / MB:.0f} MB",
         f"{item.headroom.peak / MB:.0f} MB",
         f"{round(item.saved, 2) + 0.0:.0%}",  # the addition turns -0 into 0
-        "–",
+        "–" if work is None else f"{work.measured / MB:.1f} MB ({work.name})",
+        "–"
+        if work is None
+        else f"{work.predicted / MB:.1f} MB ({'at most' if work.bound else format(work.off, '+.1%')})",
         format_db(item.latent_db),
         format_db(item.picture_db),
     )
@@ -120,4 +130,5 @@ def _numbers(item: Comparison) -> dict[str, Any]:
     measured = {name: {"seconds": round(run.seconds, 3), "peak_bytes": run.peak} for name, run in runs.items()}
     db = {"latent_psnr_db": item.latent_db, "picture_psnr_db": item.picture_db}
     finite = {name: None if math.isinf(value) else round(value, 2) for name, value in db.items()}
-    return {"title": item.title, **measured, **finite, "predicted_peak_bytes": None, "device_peak": item.device_peak}
+    work = [asdict(one) | {"off": round(one.off, 5)} for one in item.headroom.work]
+    return {"title": item.title, **measured, **finite, "work": work, "device_peak": item.device_peak}
