@@ -5,6 +5,7 @@ from .chart import draw_report
 from .mapped import file_backed_bytes
 from .peak import Peak, PeakMeter
 from .report import NodeReport, format_bytes, render_report
+from .row_numbers import row_numbers
 from .runlog import AttentionCounts, Row, RunLog
 
 __all__ = [
@@ -20,4 +21,5 @@ __all__ = [
     "file_backed_bytes",
     "format_bytes",
     "render_report",
+    "row_numbers",
 ]

@@ -7,9 +7,12 @@ import logging
 from comfy_api.latest import ComfyExtension, io
 
 from ..host.compat import missing_features
+from ..host.server import install
 from .attention import HeadroomAttention
 from .cast import HeadroomCast, HeadroomCastCLIP
+from .compare import HeadroomCompare
 from .estimate import HeadroomEstimate
+from .fit import HeadroomFit
 from .local_attention import HeadroomLocalAttention
 from .offload import HeadroomOffload
 from .report import HeadroomReport
@@ -25,6 +28,8 @@ NODES: list[type[io.ComfyNode]] = [
     HeadroomCastCLIP,
     HeadroomOffload,
     HeadroomEstimate,
+    HeadroomFit,
+    HeadroomCompare,
     HeadroomReport,
 ]
 
@@ -35,6 +40,7 @@ class HeadroomExtension(ComfyExtension):
     async def on_load(self) -> None:
         for sentence in missing_features():
             logging.getLogger(__name__).warning("Headroom: %s", sentence)
+        install()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

@@ -6,16 +6,18 @@ from typing import Any
 
 from .client import Workflow
 
-# The input that stands in for the first output when a node is bypassed.
-BYPASSED = {
-    "HeadroomAttention": "model",
-    "HeadroomLocalAttention": "model",
-    "HeadroomVAE": "vae",
-    "HeadroomCast": "model",
-    "HeadroomCastCLIP": "clip",
-    "HeadroomOffload": "model",
-    "HeadroomEstimate": "samples",
-    "HeadroomReport": "anything",
+# The inputs that stand in for the first outputs when a node is bypassed.
+BYPASSED: dict[str, tuple[str, ...]] = {
+    "HeadroomAttention": ("model",),
+    "HeadroomLocalAttention": ("model",),
+    "HeadroomVAE": ("vae",),
+    "HeadroomCast": ("model",),
+    "HeadroomCastCLIP": ("clip",),
+    "HeadroomOffload": ("model",),
+    "HeadroomEstimate": ("samples",),
+    "HeadroomFit": ("model", "vae"),
+    "HeadroomCompare": (),
+    "HeadroomReport": ("anything",),
 }
 # The stock node, and the inputs that it shares with ours.
 REPLACED = {
@@ -57,8 +59,8 @@ def _rewired(node: dict[str, Any], workflow: Workflow) -> dict[str, Any]:
 
 def _origin(link: list[Any], workflow: Workflow) -> list[Any]:
     """Where a link comes from once the nodes on its way are bypassed; their other outputs have no origin."""
-    while (kind := workflow[link[0]]["class_type"]) in BYPASSED and link[1] == 0:
-        link = workflow[link[0]]["inputs"][BYPASSED[kind]]
+    while link[1] < len(inputs := BYPASSED.get(workflow[link[0]]["class_type"], ())):
+        link = workflow[link[0]]["inputs"][inputs[link[1]]]
     return list(link)
 
 

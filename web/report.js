@@ -1,7 +1,15 @@
 // The text of our reports on the nodes' faces. The host shows a node's pictures by itself, its text only on nodes of its own.
 import { app } from "../../scripts/app.js";
 
-const NODES = new Set(["HeadroomReport", "HeadroomCast", "HeadroomCastCLIP", "HeadroomOffload", "HeadroomEstimate"]);
+const NODES = new Set([
+  "HeadroomReport",
+  "HeadroomCast",
+  "HeadroomCastCLIP",
+  "HeadroomOffload",
+  "HeadroomEstimate",
+  "HeadroomFit",
+  "HeadroomCompare",
+]);
 const WIDGET = "text";
 
 function show(node, output) {
