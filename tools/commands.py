@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,6 +19,9 @@ from .progress import SetupError
 from .server import Server, ServerError, unwind_on_terminate
 
 BENCHMARKS = PACK / "benchmarks"
+BROWSER = "tests/browser"
+MOST_WORKERS = 4  # each has a host of its own in memory
+NOTHING_RAN = 5  # pytest's status where arguments such as -k leave no test
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -86,10 +90,34 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def test(options: argparse.Namespace) -> int:
-    """Run the tests by pytest's own script: `python -m` would put the pack's `nodes` before the host's."""
+    """Run the tests by pytest's own script: `python -m` would put the pack's `nodes` before the host's.
+
+    All of them unless some are named: then those of the browser come last and alone, since a page that waits for a
+    busy machine looks like one that is broken.
+    """
     environment = prepare(options.host, with_tools=True)
     arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
-    return _run(environment, environment.script("pytest"), *arguments)
+    pytest = environment.script("pytest")
+    if any(Path(argument.partition("::")[0]).exists() for argument in arguments):
+        return _run(environment, pytest, *arguments)
+    side_by_side = ("-n", str(min(MOST_WORKERS, os.cpu_count() or 1)), "--dist", "loadfile")
+    # One thread each: the tests' models are small, and several threads would only wait for each other.
+    with _variable("OMP_NUM_THREADS", "1"):
+        status = _run(environment, pytest, *side_by_side, "--ignore", BROWSER, *arguments)
+    alone = _run(environment, pytest, BROWSER, *arguments)
+    return status or (0 if alone == NOTHING_RAN else alone)
+
+
+@contextlib.contextmanager
+def _variable(name: str, value: str) -> Iterator[None]:
+    """An environment variable, unless it is set already."""
+    before = os.environ.get(name)
+    os.environ.setdefault(name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
 
 
 def demo(options: argparse.Namespace) -> int:

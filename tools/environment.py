@@ -23,7 +23,7 @@ PACK = TOOLS.parent
 TORCH = ("torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0")
 CONSTRAINED = ((3, 11), (3, 12))  # the Pythons for which constraints.txt was resolved
 PYTHON_GB, MODELS_GB = 9, 2
-NEEDED = ("pytest", "skimage", "matplotlib")  # beyond ComfyUI's own requirements
+NEEDED = ("pytest", "xdist", "skimage", "matplotlib")  # beyond ComfyUI's own requirements
 
 
 @dataclass(frozen=True)
