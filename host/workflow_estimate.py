@@ -13,6 +13,7 @@ import torch
 from ..memory.prediction import GPU_CHOICES, THIS_MACHINE, Card, Forecast, forecast_numbers, render_forecast
 from .dry_run import DryRun, Workflow
 from .estimate import chosen_card, ram_total
+from .ui_workflow import is_ui, to_api
 from .undisturbed import beside_the_prompt
 
 # Inputs of our nodes that write to the disk, and what they are where they change nothing of what is predicted.
@@ -86,15 +87,15 @@ def _is_number(value: Any) -> bool:
 
 
 def checked_workflow(content: Any) -> Workflow:
-    """A workflow in the API format, its nodes by their ids.
+    """A workflow in the API format, its nodes by their ids; one in the browser's format is converted.
 
     Raises:
         ValueError: it is none.
     """
     if not isinstance(content, dict) or not content:
         raise ValueError("prompt: send a workflow in the API format (menu: Export (API)), an object of nodes")
-    if isinstance(content.get("nodes"), list):
-        raise ValueError("prompt: this is the browser's format; export the workflow by the menu's Export (API)")
+    if is_ui(content):
+        return to_api(content)
     for number, node in content.items():
         if not (
             isinstance(node, dict) and isinstance(node.get("class_type"), str) and isinstance(node.get("inputs"), dict)

@@ -88,7 +88,7 @@ class TestEstimate:
             (b"{", "the body is no JSON: "),
             (b"[]", 'the body is no JSON object: send {"prompt": workflow in the API format}'),
             ({}, "prompt: send a workflow in the API format (menu: Export (API)), an object of nodes"),
-            ({"prompt": {"nodes": []}}, "prompt: this is the browser's format; export the workflow by the menu's"),
+            ({"prompt": {"nodes": [], "links": []}}, "nothing to predict in this workflow: no sampler, no VAE"),
             ({"prompt": {"1": {"inputs": {}}}}, "prompt: node 1 needs class_type and inputs, as Export (API) writes"),
             ({"prompt": text_to_image(), "gpu": "sm1"}, "gpu: 'sm1' is not known; choose one of this machine, sm75,"),
             ({"prompt": text_to_image(), "gpu": "sm86"}, "vram_gb: say how many GB the sm86 card has; 0 means"),
