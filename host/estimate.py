@@ -175,7 +175,7 @@ def coding_stage(coding: Coding, card: Card) -> Stage:
     try:
         settings = getattr(vae, "headroom_settings", None)
         tiles = tuple(sorted((coding.tiles or {}).items()))
-        key = (coding.work, card, tuple(coding.x.shape), settings, tiles)
+        key = (coding.work, card, tuple(coding.x.shape), settings, tiles, coding.follow)
         found = kept(vae.first_stage_model, key, lambda: predict_coding(coding, card, workspaces_for(card)))
         return replace(stage, prediction=found.prediction, method=found.method)
     except CannotPredict as error:

@@ -43,12 +43,15 @@ class Coding:
         x: latents (B, C, [T,] h, w) to decode, or pixels (B, H, W, C) to encode.
         encodes: which of the two.
         tiles: how the host's tiled nodes call the VAE; None: untiled.
+        follow: strips are followed to the byte where those that matter are few, in about a second; else their plan
+            stands, which is a bound.
     """
 
     vae: Any
     x: Tensor
     encodes: bool = False
     tiles: dict[str, Any] | None = None
+    follow: bool = False
 
     @property
     def work(self) -> str:
@@ -78,9 +81,10 @@ def predict_coding(coding: Coding, card: Card, workspaces: Workspaces = DOCUMENT
             method, run, planned = stand_in.work(coding, x)
         weights = [*stand_in.vae.first_stage_model.parameters(), *stand_in.vae.first_stage_model.buffers()]
         found = predict(mode, card, weights, run, workspaces, given=x)
-    if planned is not None:
+    if planned is not None and not planned.seen_by(found):
+        peak = planned.peak
         found = replace(
-            found, activations=planned, live=planned, operator="strips, as planned", module="", timeline=(planned,),
+            found, activations=peak, live=peak, operator="strips, as planned", module="", timeline=(peak,),
             bound=True,
         )  # fmt: skip
     return CodingPrediction(found, method)
@@ -111,7 +115,7 @@ class _StandIn:
         name_modules(copied.first_stage_model, stand_in.running)
         return stand_in
 
-    def work(self, coding: Coding, x: Tensor) -> tuple[str, Callable[[LiveBytes], Any], int | None]:
+    def work(self, coding: Coding, x: Tensor) -> Way:
         """How it would be done, the work to follow, and what is planned already."""
         if not isinstance(self.vae, LowMemoryVAE) or not is_tileable(self.vae):
             if coding.tiles is None:
@@ -119,9 +123,9 @@ class _StandIn:
             return f"core's tiles, {coding.tiles}", self._call(f"{coding.work}_tiled", x, **coding.tiles), None
         work: VAEPass = Encode(self.vae) if coding.encodes else Decode(self.vae, {})
         x = work.prepare(x)
-        return self._by_method(work, x)
+        return self._by_method(work, x, coding.follow)
 
-    def _by_method(self, work: VAEPass, x: Tensor) -> tuple[str, Callable[[LiveBytes], Any], int | None]:
+    def _by_method(self, work: VAEPass, x: Tensor, follow: bool) -> Way:
         """The choice of :meth:`VAEPass.by_method`, made beforehand."""
         method, first = work.settings.method, x[: work.slice_step(x)]
         if method == "auto" and work.plan_whole(x).fits:
@@ -130,8 +134,14 @@ class _StandIn:
         if method != "feathered":
             try:
                 exact = work.exact_pass(x, row)
-                peak = exact.plan(lambda run: work.recorded(run, first))
-                return "exact, in strips", lambda tracker: None, peak + work.gathered_bytes(x)
+                planned = _Planned(exact.plan(lambda run: work.recorded(run, first)) + work.gathered_bytes(x))
+                if not follow or exact.store is not None or first.shape[0] < x.shape[0]:  # a store looks at its data
+                    return "exact, in strips", lambda tracker: None, planned
+
+                def followed() -> None:
+                    planned.left = exact.follow(lambda run: work.recorded(run, first))
+
+                return "exact, in strips", self._run(followed), planned
             except NotExact:
                 pass
             except DoesNotFit as error:
@@ -154,6 +164,26 @@ class _StandIn:
                 return call()
 
         return run
+
+
+@dataclass
+class _Planned:
+    """Strips as planned.
+
+    Attributes:
+        peak: bytes that they stay within.
+        left: the highest planned peak of the passes that were not followed; None: none was.
+    """
+
+    peak: int
+    left: int | None = None
+
+    def seen_by(self, found: Prediction) -> bool:
+        """Whether what was followed holds the peak."""
+        return self.left is not None and found.live >= self.left
+
+
+Way = tuple[str, Callable[[LiveBytes], Any], _Planned | None]
 
 
 def _corner(x: Tensor, sizes: Sequence[int]) -> Tensor:

@@ -59,7 +59,7 @@ def coding_question(vae: Any, x: Tensor, encodes: bool) -> Predict:
         found = held()
         if found is None:
             return None
-        stage = coding_stage(Coding(found, faked, encodes), own_card(found.device))
+        stage = coding_stage(Coding(found, faked, encodes, follow=True), own_card(found.device))
         return None if stage.doubt else stage.prediction
 
     return predict

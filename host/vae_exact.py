@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import comfy.model_management as model_management
 import torch
@@ -14,11 +14,12 @@ from torch import Tensor
 
 from ..memory import Row
 from ..memory.report import format_bytes
-from ..vae.exact import CannotRecord, DoesNotFit, ExactRun, PlannedRun, Report, Schedule, StoreOverflow
+from ..vae.exact import CannotRecord, DoesNotFit, ExactRun, FollowedRun, PlannedRun, Report, Schedule, StoreOverflow
 from .compat import is_out_of_memory
 from .vae_attention import attend
 
 log = logging.getLogger(__name__)
+Run = TypeVar("Run", bound=ExactRun)
 
 
 class NotExact(Exception):
@@ -63,7 +64,7 @@ class ExactPass:
         budgets = self._rungs()
         budget, offload = next(budgets)
         while True:
-            run = self._prepared(budget, offload, on_strip)
+            run: ExactRun = self._prepared(budget, offload, on_strip)
             try:
                 out = call(run)
                 break
@@ -103,14 +104,26 @@ class ExactPass:
         Raises:
             NotExact, DoesNotFit: as for :meth:`run`.
         """
-        run = self._prepared(self.budget, False, lambda done, out: None, PlannedRun)
+        return self._without_data(call, PlannedRun).report.peak
+
+    def follow(self, call: Callable[[ExactRun], Tensor]) -> int | None:
+        """Goes through the passes that take most, for a tracker to see.
+
+        Returns:
+            The highest planned peak of the passes that were left out: a tracker that saw as much saw the highest. None
+            where there are too many.
+        """
+        return self._without_data(call, FollowedRun).left
+
+    def _without_data(self, call: Callable[[ExactRun], Tensor], kind: type[Run]) -> Run:
+        run: Run = self._prepared(self.budget, False, lambda done, out: None, kind)
         try:
             call(run)
         except CannotRecord as error:
             raise NotExact(str(error)) from error
         finally:
             run.close()
-        return run.report.peak
+        return run
 
     def _rungs(self) -> Iterator[tuple[float, bool]]:
         """Budgets to try one after the other, and whether stored maps lie in host memory."""
@@ -127,8 +140,8 @@ class ExactPass:
         budget: float,
         offload: bool,
         on_strip: Callable[[float, Tensor | None], None],
-        kind: type[ExactRun] = ExactRun,
-    ) -> ExactRun:
+        kind: type[Run] = ExactRun,  # type: ignore[assignment]
+    ) -> Run:
         return kind(
             budget,
             store=self.store,

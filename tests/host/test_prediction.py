@@ -212,6 +212,33 @@ class TestCoding:
         work()
         assert found.prediction.activations >= 0.95 * peak_bytes(work)
 
+    @pytest.mark.parametrize(("name", "cells"), [("sd", 32), ("flux", 24)])
+    def test_few_strips_are_followed_to_the_byte(self, name: str, cells: int) -> None:
+        """For reports; the tracker on the same strips with data."""
+        vae, latent = (
+            low_memory_vae(load_vae(name), VAESettings(method="exact")),
+            torch.zeros(1, VAES[name], cells, cells),
+        )
+        load(vae.patcher)
+        found = predict_coding(Coding(vae, latent, follow=True), this_cpu()).prediction
+        tracker = LiveBytes("cpu")
+        tracker.leave_out([latent, *vae.first_stage_model.parameters(), *vae.first_stage_model.buffers()])
+        with tracker:
+            vae.decode(latent)
+        assert not found.bound
+        assert found.live == pytest.approx(tracker.live_peak, rel=0.005)
+        planned = predict_coding(Coding(vae, latent), this_cpu()).prediction
+        assert planned.bound
+        assert planned.live >= tracker.live_peak
+
+    def test_many_strips_are_not_followed(self) -> None:
+        vae, latent = low_memory_vae(load_vae("sd"), VAESettings(method="exact")), torch.zeros(1, 4, 96, 96)
+        asked, planned = (
+            predict_coding(Coding(vae, latent, follow=one), this_cpu()).prediction for one in (True, False)
+        )
+        assert asked.bound
+        assert asked.live == planned.live
+
     def test_a_budget_that_is_too_small_says_so_before_any_work(self) -> None:
         vae = low_memory_vae(load_vae("sd"), VAESettings(method="exact", vram_budget_gb=0.2))
         with pytest.raises(ValueError, match=r"vram_budget_gb.*at least"):

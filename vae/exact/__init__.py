@@ -7,7 +7,7 @@ fits a byte budget (:mod:`.schedule`, :mod:`.windows`), and the passes run strip
 """
 
 from .engine import DoesNotFit, ExactRun, Report
-from .planned import PlannedRun
+from .planned import FollowedRun, PlannedRun
 from .record import Recorded
 from .schedule import Schedule
 from .stores import StoreOverflow
@@ -17,6 +17,7 @@ __all__ = [
     "CannotRecord",
     "DoesNotFit",
     "ExactRun",
+    "FollowedRun",
     "PlannedRun",
     "Recorded",
     "Report",

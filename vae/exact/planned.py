@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from .engine import ExactRun
-from .graph import Node
+from .graph import Leaf, Node
 from .moments import Moments
 from .ops import Held
 from .schedule import Schedule
+from .stores import Pages, RowStore
+from .stream import Stream
+
+# Plans are at most so much above the truth: what is planned lower than this share of the highest is not it.
+SHARE = 0.6
+MOST_FOLLOWED = 500  # strips times the nodes of their pass: a second or two
 
 
 class PlannedRun(ExactRun):
@@ -32,3 +38,55 @@ class PlannedRun(ExactRun):
                     self.statistics[node, groups] = Moments(groups)
             for node in one.last_reads:
                 self._free(node)
+
+
+class FollowedRun(PlannedRun):
+    """An :class:`ExactRun` of the passes with the highest planned peaks, and of the others what they leave.
+
+    For tensors without data, under a tracker: what it sees at most is the peak of the whole run, if that is at least
+    :attr:`left`.
+
+    Attributes:
+        left: the highest planned peak of the passes that were not run; None: there were too many to run.
+    """
+
+    left: int | None = 0
+
+    def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device) -> None:
+        followed = _highest(schedule)
+        if not followed or self.left is None:
+            self.left = None
+            super()._run(schedule, pairs, device)
+            return
+        self.left = max([self.left, *(peak for at, peak in enumerate(schedule.peaks) if at not in followed)])
+        pages = Pages(schedule.page_bytes, device, schedule.choice.on_host)
+        for at, (one, windows) in enumerate(zip(schedule.passes, schedule.windows)):
+            takers, leaves, moments = self._takers(one, schedule.choice, pages, pairs)
+            if at in followed:
+                Stream(windows, takers, self.statistics).run(lambda number: None)
+            for node in one.last_reads:
+                self._free(node)
+            if at not in followed:  # once what they read is gone: a strip at a time, the two are never there at once
+                _leave(leaves, moments)
+            self.statistics |= moments
+            for node, leaf in leaves.items():
+                node.become(leaf)
+
+
+def _highest(schedule: Schedule) -> set[int]:
+    """Passes whose peaks may be the highest in truth; none where they are too many to follow."""
+    least = SHARE * schedule.peak
+    found = {at for at, peak in enumerate(schedule.peaks) if peak >= least}
+    work = sum(schedule.windows[at].count * len(schedule.passes[at].computed) for at in found)
+    return found if work <= MOST_FOLLOWED else set()
+
+
+def _leave(leaves: Mapping[Node, Leaf], moments: Mapping[tuple[Node, int], Moments]) -> None:
+    """What a pass leaves: maps, and statistics of a row that takes no memory itself."""
+    for leaf in leaves.values():
+        if isinstance(leaf, RowStore):
+            leaf.open_all()
+    for (node, _), gathered in moments.items():
+        shape = list(node.shape)
+        shape[node.rows.dim] = node.rows.unit
+        gathered.add(torch.empty((), dtype=node.dtype, device=node.device).expand(shape))

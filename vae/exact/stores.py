@@ -120,6 +120,11 @@ class RowStore(Leaf):
             if self.pages.on_host and high == page * self.rows_of_page + self._rows(page):
                 self.pages.to_host(self.memory[page], self.slabs.pop(page))
 
+    def open_all(self) -> None:
+        """Takes the memory of all rows, with nothing in it: for maps without data."""
+        for page in range(-(-self.count // self.rows_of_page)):
+            self._open(page)
+
     def read(self, start: int, stop: int) -> Tensor:
         parts = list(self._parts(start, stop))
         if len(parts) == 1:
