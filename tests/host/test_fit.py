@@ -1,6 +1,7 @@
 """Make It Fit: a plan that fits or the least that would, applied by clones, kept to in what is measured."""
 
 import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from headroom.benchmarks._harness import peak_bytes
 from headroom.host.attention import apply_attention
 from headroom.host.budget import budget_of
 from headroom.host.casting import CastSettings, cast_model
+from headroom.host.dry_run import DryRun
 from headroom.host.estimate import Question, chosen_card, estimate
 from headroom.host.fit import apply_fit, find_fit
 from headroom.host.guidance import guide_in_turns
@@ -23,6 +25,7 @@ from headroom.host.override import overrides_of
 from headroom.host.vae import LowMemoryVAE, VAESettings, low_memory_vae, planned_vae
 from headroom.memory.prediction import THIS_MACHINE, Card, Fit, Loss, Verdict, named_card, why_nothing_fits
 from headroom.nodes.fit import HeadroomFit
+from headroom.nodes.report import HeadroomReport
 
 from .drawn import drawn
 from .families import FAMILIES, load_vae, psnr, sample
@@ -255,6 +258,35 @@ class TestGuidanceInTurns:
         assert "get_free_memory" not in vars(model)
 
 
+class TestWorkflows:
+    """A workflow with Make It Fit, gone through without data."""
+
+    def forecast(self, vram: float, **widgets: Any) -> DryRun:
+        path = Path(__file__).parents[2] / "workflows" / "api" / "make_it_fit.json"
+        workflow = json.loads(path.read_text(encoding="utf-8"))
+        workflow["4"]["inputs"] |= {"width": 512, "height": 512}
+        workflow["5"]["inputs"] |= widgets
+        ours = {"HeadroomFit": HeadroomFit, "HeadroomReport": HeadroomReport}
+        return DryRun(workflow, named_card("sm86", vram), ours=ours).run()
+
+    def test_the_plan_is_for_the_card_that_is_asked_about(self) -> None:
+        large, small = self.forecast(24.0), self.forecast(0.75)
+        assert large.complete
+        assert small.complete
+        assert [stage.method for stage in large.stages if stage.work == "decode"] == ["in one piece"]
+        assert [stage.method for stage in small.stages if stage.work == "decode"] == ["exact, in strips"]
+        assert small.forecast(0.85).verdict is not Verdict.DOES_NOT_FIT
+
+    def test_what_the_node_says_of_its_card_counts(self) -> None:
+        run = self.forecast(24.0, vram_gb=0.75)
+        assert [stage.method for stage in run.stages if stage.work == "decode"] == ["exact, in strips"]
+
+    def test_where_nothing_fits_the_workflow_does_not_fit(self) -> None:
+        run = self.forecast(0.1)
+        assert any("nothing fits" in note for note in run.notes)
+        assert run.forecast(0.85).verdict is Verdict.DOES_NOT_FIT
+
+
 # ---------------------------------------------------------------------------------------------------------- as measured
 
 SHARES = (1.0, 0.75, 0.5, 0.35)
@@ -264,7 +296,7 @@ SHARES = (1.0, 0.75, 0.5, 0.35)
 def test_what_is_measured_stays_within_the_budget(name: str, vae: str) -> None:
     """On a CPU: weights have nowhere to be streamed from, so that attention, guidance and the VAE have to do it."""
     family = FAMILIES[name]
-    side = 192 if family.frames else 320
+    side = 128 if family.frames else 256
     question = asked(name, side, family.load(), vae=load_vae(vae))
     unplanned = find_fit(question, cpu(64 * GB)).forecast.peak
     kept = 0

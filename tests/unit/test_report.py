@@ -7,6 +7,8 @@ import numpy as np
 import torch
 
 from headroom.memory import AttentionCounts, NodeReport, Peak, PeakMeter, Row, RunLog, draw_report, render_report
+from headroom.memory.peak import allocator_history
+from headroom.memory.prediction import Prediction
 from headroom.memory.runlog import MOST_NODES, MOST_ROWS_PER_NODE
 
 
@@ -112,3 +114,51 @@ class TestChart:
 
     def test_without_measurements(self) -> None:
         assert draw_report([], "cpu").size[0] > 0
+
+
+class TestWork:
+    """What the work took beyond the weights, beside what was predicted."""
+
+    def line(self, row: Row) -> str:
+        text = render_report([NodeReport("3", "KSampler", [row])], "a machine")
+        return next(line.strip() for line in text.splitlines() if "beyond the weights" in line)
+
+    def row(self, source: str = "RSS, sampled", **changes: object) -> Row:
+        return Row("decode", 1.0, Peak(0, 2**30, source), outcome="done", live=100 * 2**20, **changes)  # type: ignore[arg-type]
+
+    def test_measured_alone(self) -> None:
+        assert self.line(self.row()) == "beyond the weights 100 MB"
+
+    def test_tensors_on_a_cpu_and_all_that_is_allocated_on_cuda(self) -> None:
+        predicted = Prediction(0, activations=150 * 2**20, live=101 * 2**20)
+        assert self.line(self.row(predicted=predicted)).endswith("predicted 101 MB, +1.0%")
+        on_cuda = self.row("allocated on a card", predicted=predicted)
+        assert self.line(on_cuda).endswith("predicted 150 MB, +50.0%")
+
+    def test_a_plan_is_a_bound(self) -> None:
+        planned = Prediction(0, activations=130 * 2**20, live=130 * 2**20, bound=True)
+        assert self.line(self.row(predicted=planned)).endswith("planned 130 MB at most")
+
+    def test_a_row_is_asked_once(self) -> None:
+        asked = []
+
+        def predict() -> Prediction:
+            asked.append(1)
+            return Prediction(0, 1)
+
+        row = self.row(predict=predict)
+        row.ask(), row.ask()
+        assert asked == [1]
+        assert row.predicted == Prediction(0, 1)
+        nobody = self.row(predict=lambda: None)
+        nobody.ask()
+        assert nobody.predicted is None
+
+
+def test_the_history_of_the_allocator() -> None:
+    before = {"num_alloc_retries": 1, "num_ooms": 0}
+    after = before | {"reserved_bytes.all.peak": 900 * 2**20, "allocated_bytes.all.peak": 700 * 2**20}
+    assert allocator_history(before, after) == "reserved 900 MB at most, 200 MB more than was asked for"
+    worse = after | {"num_alloc_retries": 3, "num_ooms": 1}
+    assert allocator_history(before, worse).endswith("freed its cache 2 times to go on, out of memory 1 times")
+    assert allocator_history({}, {}) == "reserved 0 MB at most, 0 MB more than was asked for"
