@@ -26,7 +26,7 @@ class HeadroomAttention(io.ComfyNode):
             description=cls.__doc__,
             search_aliases=["sliced attention", "attention slicing", "low memory attention", "sdpa", "flash attention"],
             inputs=[
-                io.Model.Input("model"),
+                io.Model.Input("model", tooltip="From any loader; what other nodes patched in it stays."),
                 io.Combo.Input(
                     "backend",
                     options=list(BACKEND_CHOICES),

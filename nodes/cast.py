@@ -52,6 +52,15 @@ def _cache_input() -> io.String.Input:
     )
 
 
+def _report_output() -> io.String.Output:
+    return io.String.Output(
+        "report",
+        display_name="report",
+        tooltip="Tensors and bytes of each storage, signal to noise by group of layers, what stayed and why, and how"
+        " much RAM the original still holds.",
+    )
+
+
 def _sensitivity_input() -> io.DynamicCombo.Input:
     option = io.DynamicCombo.Option
     target = io.Float.Input(
@@ -96,7 +105,11 @@ class HeadroomCast(io.ComfyNode):
             description=cls.__doc__,
             search_aliases=["fp8", "int8", "quantize", "layerwise casting", "float8", "nvfp4", "convert dtype"],
             inputs=[
-                io.Model.Input("model"),
+                io.Model.Input(
+                    "model",
+                    tooltip="From any loader, LoRAs before or after. Flux has 22 GB of weights in 16 bits, SDXL 5. What"
+                    " its file has quantised already stays as it is.",
+                ),
                 *_storage_inputs(),
                 _cache_input(),
                 _sensitivity_input(),
@@ -104,7 +117,7 @@ class HeadroomCast(io.ComfyNode):
             ],
             outputs=[
                 io.Model.Output(tooltip="A copy of the model; the input is unchanged."),
-                io.String.Output("report", display_name="report"),
+                _report_output(),
             ],
         )
 
@@ -142,10 +155,16 @@ class HeadroomCastCLIP(io.ComfyNode):
             category="headroom",
             description=cls.__doc__,
             search_aliases=["fp8 t5", "fp8 clip", "quantize text encoder", "int8 clip"],
-            inputs=[io.Clip.Input("clip"), *_storage_inputs(), _cache_input()],
+            inputs=[
+                io.Clip.Input(
+                    "clip", tooltip="From any loader, LoRAs before or after. T5-XXL: 9.5 GB in 16 bits, about 5 in 8."
+                ),
+                *_storage_inputs(),
+                _cache_input(),
+            ],
             outputs=[
                 io.Clip.Output(tooltip="A copy of the text encoder; the input is unchanged."),
-                io.String.Output("report", display_name="report"),
+                _report_output(),
             ],
         )
 

@@ -77,8 +77,15 @@ class HeadroomCompare(io.ComfyNode):
                 ),
             ],
             outputs=[
-                io.String.Output("table", display_name="table"),
-                io.Image.Output("chart", display_name="chart"),
+                io.String.Output(
+                    "table",
+                    display_name="table",
+                    tooltip="A row for each strategy: peak, time, bytes of the weights, error and signal to noise"
+                    " against the first row; what could not run, and why.",
+                ),
+                io.Image.Output(
+                    "chart", display_name="chart", tooltip="The rows as bars, each against the longest of its kind."
+                ),
             ],
             is_output_node=True,
         )

@@ -94,7 +94,11 @@ class HeadroomEstimate(io.ComfyNode):
             ],
             outputs=[
                 io.Latent.Output("passed", display_name="samples", tooltip="The latent, unchanged."),
-                io.String.Output("report", display_name="report"),
+                io.String.Output(
+                    "report",
+                    display_name="report",
+                    tooltip="Each stage as a range, the module and the operator at its peak, and what would help.",
+                ),
                 io.Float.Output("peak_gb", display_name="peak_gb", tooltip="With all weights of a stage on the card."),
                 io.Float.Output(
                     "least_vram_gb", display_name="least_vram_gb", tooltip="Activations and largest layer."
@@ -107,7 +111,11 @@ class HeadroomEstimate(io.ComfyNode):
                 ),
                 io.Float.Output("ram_gb_needed", display_name="ram_gb", tooltip="Weights of all models."),
                 io.String.Output("verdict", display_name="verdict", tooltip="resident, streams or does_not_fit."),
-                io.Image.Output("chart", display_name="chart"),
+                io.Image.Output(
+                    "chart",
+                    display_name="chart",
+                    tooltip="Each stage, its operators from left to right; the dashed line is the limit.",
+                ),
             ],
             hidden=[io.Hidden.unique_id, io.Hidden.dynprompt],
             is_output_node=True,

@@ -30,7 +30,7 @@ class HeadroomFit(io.ComfyNode):
             search_aliases=["low vram", "out of memory", "auto settings", "lowvram", "8 gb"],
             inputs=[
                 io.Model.Input("model", tooltip="Nodes of ours before this one win: what they set stays."),
-                io.Vae.Input("vae"),
+                io.Vae.Input("vae", tooltip="Its decode is planned too. A Low-Memory VAE before keeps its method."),
                 io.Latent.Input("samples", tooltip="What the sampler will get: its size counts."),
                 io.Conditioning.Input("positive", optional=True, tooltip="Its length counts. Without: 256 tokens."),
                 io.Conditioning.Input("negative", optional=True, tooltip="Without: like the positive."),

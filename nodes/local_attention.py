@@ -93,7 +93,11 @@ class HeadroomLocalAttention(io.ComfyNode):
             description=cls.__doc__,
             search_aliases=["sparse attention", "window attention", "sliding tile", "neighborhood attention", "todo"],
             inputs=[
-                io.Model.Input("model"),
+                io.Model.Input(
+                    "model",
+                    tooltip="From any loader; what other nodes patched in it stays. A model whose sequences are not"
+                    " known stays dense.",
+                ),
                 io.DynamicCombo.Input(
                     "pattern",
                     options=_patterns(),

@@ -24,7 +24,7 @@ class HeadroomOffload(io.ComfyNode):
             description=cls.__doc__,
             search_aliases=["block swap", "group offload", "vram limit", "sequential offload", "weight streaming"],
             inputs=[
-                io.Model.Input("model"),
+                io.Model.Input("model", tooltip="From any loader. Another branch may have another budget, or none."),
                 io.Float.Input(
                     "vram_budget_gb",
                     default=0.0,
@@ -56,7 +56,12 @@ class HeadroomOffload(io.ComfyNode):
             ],
             outputs=[
                 io.Model.Output(tooltip="A copy of the model; the input is unchanged."),
-                io.String.Output("report", display_name="report"),
+                io.String.Output(
+                    "report",
+                    display_name="report",
+                    tooltip="What stays on the card and what is streamed, how long a step's copies take at least, and"
+                    " what would help.",
+                ),
             ],
         )
 

@@ -31,9 +31,15 @@ class HeadroomReport(io.ComfyNode):
                 ),
             ],
             outputs=[
-                io.MatchType.Output(anything, id="passed", display_name="anything"),
-                io.String.Output("report", display_name="report"),
-                io.Image.Output("chart", display_name="chart"),
+                io.MatchType.Output(anything, id="passed", display_name="anything", tooltip="What came in, unchanged."),
+                io.String.Output(
+                    "report",
+                    display_name="report",
+                    tooltip="Each node that was measured: what ran and why, time, peak; those reused or not measured.",
+                ),
+                io.Image.Output(
+                    "chart", display_name="chart", tooltip="Time and peak memory of the nodes that were measured."
+                ),
             ],
             hidden=[io.Hidden.unique_id, io.Hidden.dynprompt],
             is_output_node=True,

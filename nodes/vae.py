@@ -10,6 +10,14 @@ from ..host.vae import METHOD_CHOICES, STORE_CHOICES, VAESettings, decode_latent
 from ..vae import FEATHERS
 
 
+def _vae_input() -> io.Vae.Input:
+    return io.Vae.Input(
+        "vae",
+        tooltip="From any loader, for pictures or video. What is not recognised in it gets whole maps: still right,"
+        " with more memory.",
+    )
+
+
 def _settings_inputs() -> list[io.Input]:
     """The widgets that all three nodes share."""
     return [
@@ -110,7 +118,7 @@ class HeadroomVAE(io.ComfyNode):
             category="headroom",
             description=cls.__doc__,
             search_aliases=["tiled vae", "vae tiling", "out of memory", "seams"],
-            inputs=[io.Vae.Input("vae"), *_settings_inputs()],
+            inputs=[_vae_input(), *_settings_inputs()],
             outputs=[io.Vae.Output(tooltip="A shallow copy of the VAE; the input is unchanged.")],
         )
 
@@ -131,8 +139,14 @@ class HeadroomVAEDecode(io.ComfyNode):
             category="headroom",
             description=cls.__doc__,
             search_aliases=["vae decode tiled", "tiled decode", "latent to image"],
-            inputs=[io.Latent.Input("samples"), io.Vae.Input("vae"), *_settings_inputs()],
-            outputs=[io.Image.Output()],
+            inputs=[
+                io.Latent.Input("samples", tooltip="Pictures or a video; its size decides what the decode needs."),
+                _vae_input(),
+                *_settings_inputs(),
+            ],
+            outputs=[
+                io.Image.Output(tooltip="As from the stock decode: exact up to float rounding, feathered approximate.")
+            ],
         )
 
     @classmethod
@@ -151,8 +165,14 @@ class HeadroomVAEEncode(io.ComfyNode):
             category="headroom",
             description=cls.__doc__,
             search_aliases=["vae encode tiled", "tiled encode", "image to latent"],
-            inputs=[io.Image.Input("pixels"), io.Vae.Input("vae"), *_settings_inputs()],
-            outputs=[io.Latent.Output()],
+            inputs=[
+                io.Image.Input("pixels", tooltip="Pictures, or the frames of a video for a video VAE."),
+                _vae_input(),
+                *_settings_inputs(),
+            ],
+            outputs=[
+                io.Latent.Output(tooltip="As from the stock encode: exact up to float rounding, feathered approximate.")
+            ],
         )
 
     @classmethod

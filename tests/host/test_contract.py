@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from headroom.nodes import NODES
+from headroom.tools.locales import every_input
 
 SNAPSHOT = Path(__file__).parent / "contract.json"
 # Not part of the contract: words for people.
@@ -34,12 +35,15 @@ def test_ids_inputs_and_defaults_are_those_of_the_snapshot() -> None:
 
 
 def test_every_input_and_node_explains_itself() -> None:
+    """Sockets and outputs too, and the inputs that a choice of a dynamic combo brings."""
     for node in NODES:
         schema = node.GET_SCHEMA()
         assert schema.description, schema.node_id
         assert schema.category == "headroom"
-        widgets = [i for i in schema.inputs if hasattr(i, "default")]
-        assert all(i.tooltip for i in widgets), schema.node_id
+        for name, one in every_input(schema.inputs):
+            assert one.tooltip, (schema.node_id, name)
+        for one in schema.outputs:
+            assert one.tooltip, (schema.node_id, one.display_name or one.io_type)
 
 
 def test_combos_do_not_depend_on_the_machine() -> None:
