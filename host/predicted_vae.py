@@ -148,7 +148,7 @@ class _StandIn:
                 work.may_feather(x, row, error)
         tiles = work.plan(x)
         if tiles.tiles == 1:
-            return "in one tile", self._run(lambda: work.tile(first)), None
+            return "feathered, 1 tiles", self._run(lambda: work.tile(first)), None
         corner = _corner(first, work.tile_shape(first, tiles.tile_cells)[2:])
         return f"feathered, {tiles.tiles} tiles", self._run(lambda: (_blended(work, x), work.tile(corner))), None
 

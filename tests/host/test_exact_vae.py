@@ -309,7 +309,7 @@ def test_cancel_stops_at_the_next_strip(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class TestBudget:
-    @pytest.mark.parametrize(("height", "width"), [(16, 16), (24, 20), (32, 16), (40, 24), (20, 48)])
+    @pytest.mark.parametrize(("height", "width"), [(16, 16), (20, 48)])
     def test_too_small_a_one_names_the_least(self, height: int, width: int) -> None:
         """And what it names is enough."""
         x = AUTOENCODERS["sd"].latent(height, width)
@@ -426,9 +426,9 @@ class TestOutOfMemory:
         monkeypatch.setattr(torch.nn.functional, "conv2d", limited)
         return failures
 
-    @pytest.mark.parametrize("times", [1, 2])
-    def test_within_less(self, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        x = AUTOENCODERS["sd"].latent(48, 24)
+    def test_within_less(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        times = 2
+        x = AUTOENCODERS["sd"].latent(32, 16)
         expected = AUTOENCODERS["sd"].load().decode(x)
         exact("sd", tile_size=0).decode(x)
         peak = re.search(r"planned peak (\d+) MB", last_lines())
