@@ -21,7 +21,7 @@ from headroom.memory import format_bytes  # noqa: E402
 from headroom.memory.prediction import Fit, named_card  # noqa: E402
 
 GPU, LIMIT = "sm86", 0.85
-TITLES = {"settings": "What it chooses", "near_exact": "Where nothing exact fits", "time": "Time to choose"}
+TITLES = {"settings": "What it chooses", "time": "Time to choose"}
 INTRODUCTION = """# Make It Fit: settings by card
 
 What HeadroomFit chooses, by its own predictions, for a card of compute capability 8.6 (RTX 30) of which 85 % may be
@@ -30,7 +30,7 @@ tokens. SD1.5, SDXL and Wan are sampled with guidance, Flux.1 without. Not measu
 the times only put ways in order (`memory/prediction/plans.py` says by which speeds)."""
 
 
-def settings_section(quality: str, cards: tuple[int, ...], folder: Path) -> Section:
+def settings_section(cards: tuple[int, ...], folder: Path) -> Section:
     """A row per model and card."""
     from headroom.host.fit import find_fit
     from headroom.tests.host.full_fits import WISHES, question
@@ -39,13 +39,15 @@ def settings_section(quality: str, cards: tuple[int, ...], folder: Path) -> Sect
     for name, wish in WISHES.items():
         asked = question(folder, wish, named_card(GPU, 24.0))
         for vram in cards:
-            rows.append([name, f"{vram} GB", *settings(find_fit(asked, named_card(GPU, vram), quality, LIMIT))])
+            rows.append(
+                [name, f"{vram} GB", *settings(find_fit(asked, named_card(GPU, vram), limit=LIMIT), wish.cfg != 1)]
+            )
     head = ("model", "card", "weights on the card", "guidance", "sampling", "decode", "decode peak", "result", "time")
     section.table(head, rows)
     return section
 
 
-def settings(fit: Fit) -> list[str]:
+def settings(fit: Fit, guided: bool) -> list[str]:
     """A fit as cells."""
     if fit.sampling is None or fit.vae is None or fit.vae.stage is None:
         from headroom.memory.prediction import why_nothing_fits
@@ -56,11 +58,10 @@ def settings(fit: Fit) -> list[str]:
     held = "all" if stage.resident == stage.weights else format_bytes(stage.resident)
     streams = "" if held == "all" else f" of {format_bytes(stage.weights)}"
     storage = f", {plan.storage}" if plan.storage else ""
-    guidance = "–" if fit.considered[0].stage.prediction.calls == 1 and not plan.in_turns else ""
     resident = plan.seconds(fit.card, plan.stage.peak)
     return [
         f"{held}{streams}{storage}",
-        "in turns" if plan.in_turns else guidance.replace("–", "together"),
+        "in turns" if plan.in_turns else "together" if guided else "none",
         format_bytes(stage.peak),
         fit.vae.stage.method,
         format_bytes(fit.vae.stage.peak),
@@ -103,8 +104,7 @@ def main() -> None:
         folder = Path(name)
         write_files(folder)
         sections: dict[str, Any] = {
-            "settings": partial(settings_section, "exact", CARDS, folder),
-            "near_exact": partial(settings_section, "near_exact", (2, 3, 4), folder),
+            "settings": partial(settings_section, CARDS, folder),
             "time": partial(time_section, folder, options.runs),
         }
         report = Report(ROOT / "benchmarks" / "fit.md", INTRODUCTION, TITLES)
