@@ -154,7 +154,7 @@ class TestPlans:
                 vram_gb=0.01, gpu="sm86",
             )  # fmt: skip
         assert "near_exact" in str(error.value)
-        assert not comfy.model_management.current_loaded_models
+        assert comfy.model_management.current_loaded_models == loaded
 
     def test_a_quality_that_is_not_known(self) -> None:
         with pytest.raises(ValueError, match="quality: 'good'"):
