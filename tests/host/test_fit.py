@@ -145,7 +145,7 @@ class TestPlans:
         assert not any(plan.in_turns for plan in fit.considered)
 
     def test_nothing_fits_and_the_least_is_named(self) -> None:
-        question = asked()
+        question, loaded = asked(), list(comfy.model_management.current_loaded_models)
         with pytest.raises(
             ValueError, match=r"nothing fits: sampling needs \d+ MB at least.*exact strips need"
         ) as error:
