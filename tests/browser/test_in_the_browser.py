@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 WIDGET_TYPES = {"COMBO", "INT", "FLOAT", "STRING", "BOOLEAN"}
 DYNAMIC_COMBO = "COMFY_DYNAMICCOMBO_V3"
 SIDE = 128
-REPORT, PREVIEW, FIT = "8", "9", "11"
+REPORT, PREVIEW = "8", "9"
 
 CLEAR = "app.rootGraph.clear()"
 ADD = """(name) => {
@@ -41,7 +41,6 @@ RUN = """() => new Promise((resolve) => {
   app.queuePrompt(0);
 })"""
 REPORT_SHOWN = "[...document.querySelectorAll('textarea')].some(({ value }) => value.startsWith('Headroom'))"
-PLAN_SHOWN = "[...document.querySelectorAll('textarea')].some(({ value }) => value.startsWith('Make it fit'))"
 PICTURE_SHOWN = """([id, side]) => {
   const onCanvas = app.rootGraph.getNodeById(id).imgs;
   const pictures = onCanvas ?? document.querySelectorAll(`[data-node-id="${id}"] img`);
@@ -62,19 +61,16 @@ def graph(*, blocks: str = "all") -> Workflow:
         "4": node("EmptyLatentImage", width=SIDE, height=SIDE, batch_size=1),
         "5": node("HeadroomAttention", model=["10", 0], backend="sliced", blocks=blocks),
         "10": node("HeadroomLocalAttention", model=["1", 0], **{"pattern": "kv_pool", "pattern.factor": 3}),
-        FIT: node(
-            "HeadroomFit", model=["5", 0], vae=["1", 2], samples=["4", 0], positive=["2", 0], cfg=4.0, quality="exact"
-        ),
         "6": node(
             "KSampler",
-            model=[FIT, 0],
+            model=["5", 0],
             positive=["2", 0],
             negative=["3", 0],
             latent_image=["4", 0],
             seed=1,
             **sampler,
         ),
-        "7": node("HeadroomVAEDecode", samples=["6", 0], vae=[FIT, 1]),
+        "7": node("HeadroomVAEDecode", samples=["6", 0], vae=["1", 2]),
         REPORT: node("HeadroomReport", anything=["7", 0]),
         PREVIEW: node("PreviewImage", images=[REPORT, 0]),
     }
@@ -159,8 +155,6 @@ def test_a_dropped_workflow_runs_and_shows_its_report_and_picture(page: Page, co
     assert "VAE Decode (exact, low memory)" in report
     page.evaluate(LOOK_AT, PREVIEW)
     page.wait_for_function(PICTURE_SHOWN, arg=[PREVIEW, SIDE])
-    page.evaluate(LOOK_AT, FIT)
-    page.wait_for_function(PLAN_SHOWN)
     assert not about_us(complaints)
 
 
