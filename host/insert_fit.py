@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import litegraph
-from .fit_plan import FIT, VAE, Added, FitPlan, FitSettings, Output, Seen, plan_fit
+from .fit_places import FIT, VAE, Added, FitPlan, FitSettings, Output, Seen, plan_fit
 from .litegraph import INPUTS, Level, Node, Place, Source
 
 TITLES = {FIT: "Make It Fit", VAE: "Low-Memory VAE (exact)"}

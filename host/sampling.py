@@ -11,7 +11,7 @@ from comfy.patcher_extension import WrappersMP
 from torch import nn
 
 from ..memory import Row
-from .questions import sampling_question
+from .row_predictions import sampling_question
 from .runs import Following, measured
 
 WRAPPER_KEY = "headroom_sampling"

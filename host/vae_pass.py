@@ -21,7 +21,7 @@ from ..vae.exact import DoesNotFit, ExactRun
 from .compat import device_context, is_out_of_memory, show_on_node
 from .device import GB, memory_budget
 from .preview import PassPreview
-from .questions import coding_question
+from .row_predictions import coding_question
 from .runs import Following, measured
 from .vae_exact import ExactPass, NotExact
 

@@ -17,7 +17,7 @@ import pytest
 from comfy_api.latest import _io
 
 import nodes
-from headroom.host.fit_plan import LOADERS, VAE_WIDGETS, FitSettings
+from headroom.host.fit_places import LOADERS, VAE_WIDGETS, FitSettings
 from headroom.host.insert_fit import OUTPUTS, SOCKETS, TITLES, TYPES, insert_fit
 from headroom.host.ui_workflow import is_ui, is_widget, to_api
 from headroom.memory.prediction import GPU_CHOICES
