@@ -18,7 +18,7 @@ from ..offload import block_lists
 from ..offload.prefetch import BlockPrefetch, Traffic
 from .budget import Budget, block_costs, least_weights, loads_by_the_host, plan_budget, set_budget
 from .device import GB
-from .sampling import current_row, measure_sampling, wrap
+from .sampling import COMPILED, current_row, measure_sampling, wrap
 from .transfer import bandwidth
 
 GRANULARITIES = ("auto", "block", "leaf")
@@ -26,7 +26,6 @@ DEFAULT_SLOTS = 2
 WRAPPER_KEY = "headroom_offload"
 ATTACHMENT = "headroom_offload"
 ENGINE = "headroom_prefetch"  # our entry in the host's transformer_options
-COMPILED = "torch.compile"  # the host's key of its wrapper
 
 
 @dataclass(frozen=True)

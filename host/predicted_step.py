@@ -37,6 +37,7 @@ from ..memory.prediction import (
 from .answers import answering, card_answers, free_memory_answer
 from .budget import budget_of
 from .override import OVERRIDE, overrides_of
+from .sampling import COMPILED
 
 # Parts of a conditioning that bring a model of their own or depend on the noise level. All conditionings count.
 LEFT_OUT = ("control", "gligen", "hooks", "start_percent", "end_percent", "timestep_start", "timestep_end")
@@ -45,7 +46,6 @@ LEFT_OUT = ("control", "gligen", "hooks", "start_percent", "end_percent", "times
 SAMPLER_LATENTS = 5
 # Attributes that the host gives a layer for its own streaming and patching. They hold real tensors.
 HOST_LISTS = ("weight_function", "bias_function")
-COMPILER = "torch.compile"
 COUNTED = "headroom_counted"
 BOUNDLESS = 2**62
 ALL = parse_blocks("all")
@@ -172,7 +172,7 @@ class StandIn:
         options = copy.copy(self.patcher.model_options)
         inner = options["transformer_options"] = copy.copy(options.get("transformer_options", {}))
         wrappers = {
-            kind: {key: found for key, found in self.patcher.wrappers.get(kind, {}).items() if key != COMPILER}
+            kind: {key: found for key, found in self.patcher.wrappers.get(kind, {}).items() if key != COMPILED}
             for kind in (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL, WrappersMP.CALC_COND_BATCH)
         }
         wrappers[WrappersMP.APPLY_MODEL] = {**wrappers[WrappersMP.APPLY_MODEL], COUNTED: [self._counted]}
