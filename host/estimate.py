@@ -116,16 +116,7 @@ def _stages(question: Question, card: Card, notes: list[str]) -> Iterator[Stage]
 
 def sampling_stage(question: Question, card: Card, notes: list[str]) -> Stage:
     """A step of the sampler, with the model's budget if a node gave it one."""
-    model = question.model
-    positive = question.positive
-    if positive is None:
-        positive = usual_conditioning(model)
-        notes.append("positive is not connected: a prompt of usual length is assumed")
-    negative = question.negative if question.negative is not None else positive
-    if any("control" in options for _, options in positive):
-        notes.append("ControlNets are not counted")
-    latent, mask = first_part(question.latent["samples"]), question.latent.get("noise_mask")
-    step = Step(model, latent, positive, negative, question.cfg, mask, question.together)
+    model, step = question.model, step_of(question, notes)
     budget = budget_of(model)
     weights = int(model.model_size())
     stage = Stage(
@@ -138,12 +129,25 @@ def sampling_stage(question: Question, card: Card, notes: list[str]) -> Stage:
     try:
         return replace(
             stage,
-            prediction=kept(model.model, _key(step, card), lambda: predict_step(step, card, workspaces_for(card))),
+            prediction=kept(model.model, step_key(step, card), lambda: predict_step(step, card, workspaces_for(card))),
         )
     except CannotPredict as error:
-        shape = [latent.shape[0] * 2, *latent.shape[1:]]
+        shape = [step.latent.shape[0] * 2, *step.latent.shape[1:]]
         guess = int(model.model.memory_required(shape))
         return replace(stage, prediction=Prediction(stage.weights, guess, live=guess), doubt=str(error))
+
+
+def step_of(question: Question, notes: list[str]) -> Step:
+    """The step that is asked about; ``notes`` get what is assumed or left out."""
+    positive = question.positive
+    if positive is None:
+        positive = usual_conditioning(question.model)
+        notes.append("positive is not connected: a prompt of usual length is assumed")
+    negative = question.negative if question.negative is not None else positive
+    if any("control" in options for _, options in positive):
+        notes.append("ControlNets are not counted")
+    latent, mask = first_part(question.latent["samples"]), question.latent.get("noise_mask")
+    return Step(question.model, latent, positive, negative, question.cfg, mask, question.together)
 
 
 def least_of(model: ModelPatcher, slots: int) -> int:
@@ -190,7 +194,7 @@ def first_part(latent: Any) -> Tensor:
     return tensor
 
 
-def _key(step: Step, card: Card) -> tuple[Any, ...]:
+def step_key(step: Step, card: Card) -> tuple[Any, ...]:
     """What a step's prediction depends on, besides the weights' shapes."""
 
     def shape(value: Any) -> Any:

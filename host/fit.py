@@ -16,7 +16,6 @@ from ..memory.prediction import (
     Card,
     Fit,
     Loss,
-    Prediction,
     SamplingPlan,
     Stage,
     VAEPlan,
@@ -29,7 +28,7 @@ from .budget import budget_of
 from .casting import ATTACHMENT as CAST
 from .casting import CastSettings, cast_model
 from .device import GB
-from .estimate import Question, coding_stage, first_part, kept, least_of, sampling_stage
+from .estimate import Question, coding_stage, first_part, kept, least_of, sampling_stage, step_key, step_of
 from .guidance import guide_in_turns
 from .offload import DEFAULT_SLOTS, apply_offload
 from .override import overrides_of
@@ -85,7 +84,7 @@ def apply_fit(model: ModelPatcher, vae: Any, fit: Fit) -> tuple[ModelPatcher, An
     if fit.sampling is None or fit.vae is None:
         raise ValueError("nothing fits: there is no plan to apply")
     plan, chosen = fit.sampling, fit.vae
-    result = changed(model, plan)
+    result = changed(model, plan.attention, plan.in_turns, plan.storage)
     budget = plan.budget(fit.allowed)
     if budget is not None:
         granularity = "block" if plan.prefetches(fit.card, fit.allowed) else "leaf"
@@ -93,14 +92,14 @@ def apply_fit(model: ModelPatcher, vae: Any, fit: Fit) -> tuple[ModelPatcher, An
     return result, vae if chosen.settings is None else planned_vae(vae, chosen.settings)
 
 
-def changed(model: ModelPatcher, plan: SamplingPlan) -> ModelPatcher:
-    """A model with a plan's attention, guidance and storage."""
+def changed(model: ModelPatcher, attention: str, in_turns: bool, storage: str = "") -> ModelPatcher:
+    """A model with a plan's attention, guidance and storage; empty: as it is."""
     result = model
-    if plan.storage:
-        result, _ = cast_model(result, CastSettings(plan.storage))
-    if plan.attention:
-        result = apply_attention(result, backend=plan.attention)
-    return guide_in_turns(result) if plan.in_turns else result.clone()
+    if storage:
+        result, _ = cast_model(result, CastSettings(storage))
+    if attention:
+        result = apply_attention(result, backend=attention)
+    return guide_in_turns(result) if in_turns else result.clone()
 
 
 # --------------------------------------------------------------------------------------------------- ways to sample
@@ -112,13 +111,13 @@ def _sampling_plans(
     """Ways to sample, as many as it takes: one that keeps everything as it is and on the card needs no other beside
     it, and none that loses something is considered where an exact one fits."""
     sampling = _Sampling(question, card, notes)
-    plain = sampling.plan(SamplingPlan(_nothing()))
+    plain = sampling.plan()
     yield plain
     if plain.fits(allowed) and plain.budget(allowed) is None:
         return
     attentions, exact = [""], [plain]
     for backend in sampling.attentions(plain.stage):
-        other = sampling.plan(replace(plain, attention=backend))
+        other = sampling.plan(backend)
         if other.stage.activations < plain.stage.activations:
             attentions.append(backend)
             exact.append(other)
@@ -127,18 +126,14 @@ def _sampling_plans(
     ways = [(backend, turns) for turns in sampling.guidance() for backend in attentions]
     for backend, turns in ways:
         if turns:
-            exact.append(sampling.plan(replace(plain, attention=backend, in_turns=turns)))
+            exact.append(sampling.plan(backend, turns))
             yield exact[-1]
     fits = any(plan.fits(allowed) for plan in exact)
     for storage, loss in () if fits else sampling.storages(most):
-        cast = [sampling.plan(SamplingPlan(_nothing(), backend, turns, storage, loss)) for backend, turns in ways]
+        cast = [sampling.plan(backend, turns, storage, loss) for backend, turns in ways]
         yield from cast
         if any(plan.fits(allowed) for plan in cast):
             return  # what comes after loses more
-
-
-def _nothing() -> Stage:
-    return Stage("sampling", Prediction(0, 0), 0, 0)
 
 
 @dataclass
@@ -174,39 +169,34 @@ class _Sampling:
             elif loss <= most:
                 self.notes.append(str(lacking))
 
-    def plan(self, plan: SamplingPlan) -> SamplingPlan:
+    def plan(
+        self, attention: str = "", in_turns: bool = False, storage: str = "", loss: Loss = Loss.EXACT
+    ) -> SamplingPlan:
         """A way with its stage."""
-        if plan.storage:
-            stage, staging = kept(self.question.model.model, self._key(plan), lambda: self._cast(plan))
+        asked = replace(self.question, together=not in_turns)
+        if storage:
+            key = ("cast", storage, attention, step_key(step_of(asked, self.notes), self.card))
+            stage, staging = kept(asked.model.model, key, lambda: self._cast(asked, attention, storage))
         else:
-            stage, staging = self._predict(self.question.model, plan)
+            stage, staging = self._predict(asked, attention)
         fixed = budget_of(self.question.model) is not None
         if fixed:
             self.notes.append("the VRAM budget stays as its own node says")
-        return replace(plan, stage=stage, staging=staging, fixed=fixed)
+        return SamplingPlan(stage, attention, in_turns, storage, loss, staging=staging, fixed=fixed)
 
-    def _predict(self, model: ModelPatcher, plan: SamplingPlan) -> tuple[Stage, int | None]:
-        asked = replace(self.question, model=changed(model, replace(plan, storage="")), together=not plan.in_turns)
-        return sampling_stage(asked, self.card, self.notes), _staging(model)
+    def _predict(self, asked: Question, attention: str) -> tuple[Stage, int | None]:
+        model = changed(asked.model, attention, in_turns=not asked.together)
+        return sampling_stage(replace(asked, model=model), self.card, self.notes), _staging(asked.model)
 
-    def _cast(self, plan: SamplingPlan) -> tuple[Stage, int | None]:
+    def _cast(self, asked: Question, attention: str, storage: str) -> tuple[Stage, int | None]:
         """As if cast: a copy without data is."""
-        model, mode = self.question.model, fake_mode()
+        model, mode = asked.model, fake_mode()
         bare = model_without_data(model.model, mode, model.offload_device)
         copy = model.clone(model_override=(bare, ({}, {}, {}, set())))
         copy.size = 0
         with mode, answering({"free_memory": lambda *_, **__: []}):  # nothing of a copy is loaded
-            cast, _ = cast_model(copy, CastSettings(plan.storage))
-        return self._predict(cast, plan)
-
-    def _key(self, plan: SamplingPlan) -> tuple[Any, ...]:
-        latent = first_part(self.question.latent["samples"])
-        texts = tuple(
-            tuple(tuple(text.shape) for text, _ in conditioning or ())
-            for conditioning in (self.question.positive, self.question.negative)
-        )
-        choice = plan.storage, plan.attention, plan.in_turns
-        return ("cast", self.card, tuple(latent.shape), texts, self.question.cfg == 1.0, *choice)
+            cast, _ = cast_model(copy, CastSettings(storage))
+        return self._predict(replace(asked, model=cast), attention)
 
 
 def _staging(model: ModelPatcher) -> int | None:
