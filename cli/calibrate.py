@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-HERE = Path(__file__).resolve().parent
+if TYPE_CHECKING or __package__:
+    from . import files, host
+else:  # as a script
+    import files
+
+    import host
+
 MEASURED, CANNOT_MEASURE = 0, 2
 MIB = 2**20
 ROWS = 20
@@ -47,9 +52,8 @@ def need_cuda() -> None:
 
 def measure(options: argparse.Namespace) -> str:
     """Collects, measures, writes the file; what was found as text."""
-    content = _sibling("files").read(options.workflow)
+    content = files.read(options.workflow)
     need_cuda()
-    host = _sibling("host")
     host.enter(host.find_comfyui(options.comfyui), options.base_directory, cpu=False)
     calibrated = importlib.import_module("headroom.host.calibrated")
     calibration = importlib.import_module("headroom.memory.prediction.calibration")
@@ -80,7 +84,7 @@ def convolutions_of(content: dict[str, Any], card: Any) -> set[str]:
     nodes = importlib.import_module("headroom.nodes").NODES
     ours = {node.GET_SCHEMA().node_id: node for node in nodes}
     with importlib.import_module("torch").inference_mode(), calibrated.collecting() as seen:
-        answer = workflows.estimate_workflow(_sibling("estimate").api_nodes(content, ours), card, 1.0, 0, ours)
+        answer = workflows.estimate_workflow(files.as_api(content, ours), card, 1.0, 0, ours)
     if not seen:
         raise NothingToMeasure("; ".join(("no convolution in this workflow was met", *answer.unknown)))
     found: set[str] = seen
@@ -104,16 +108,6 @@ def table(found: Any, card: Any) -> Iterable[str]:
         yield f"no time for {len(found.left)} smaller ones: give it more --seconds"
     for signature, reason in found.failed.items():
         yield f"not run: {signature}: {reason}"
-
-
-def _sibling(name: str) -> Any:
-    """A file beside this one, whether this is run as a script or imported."""
-    spec = importlib.util.spec_from_file_location(f"headroom_cli_{name}", HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -9,14 +9,19 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-HERE = Path(__file__).resolve().parent
+if TYPE_CHECKING or __package__:
+    from . import files, host
+else:  # as a script
+    import files
+
+    import host
+
 FITS, CANNOT_ANSWER, DOES_NOT_FIT = 0, 2, 3
 GB = 2**30
 
@@ -35,36 +40,9 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
-def read_workflow(path: Path) -> dict[str, dict[str, Any]]:
-    """The nodes of a file in the API format.
-
-    Raises:
-        BadWorkflow: it cannot be read, or is in the format of the browser.
-    """
-    files = _sibling("files")
-    content = files.read(path)
-    if files.is_ui(content):
-        raise files.BadWorkflow(f"{path} is in the browser's format: export it by the menu's Export (API)")
-    return api_nodes(content, {})
-
-
-def api_nodes(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The nodes of a file in the API format; that of the browser is converted, for which the host must be there.
-
-    Raises:
-        ValueError: the browser's format cannot be converted.
-    """
-    files = _sibling("files")
-    if not files.is_ui(content):
-        return {str(number): node for number, node in files.api_nodes(content).items()}
-    converted: dict[str, dict[str, Any]] = importlib.import_module("headroom.host.ui_workflow").to_api(content, ours)
-    return converted
-
-
 def answer(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """The answer as numbers and as text."""
-    content = _sibling("files").read(options.workflow)
-    host = _sibling("host")
+    content = files.read(options.workflow)
     host.enter(host.find_comfyui(options.comfyui), options.base_directory)
     prediction = importlib.import_module("headroom.memory.prediction")
     workflows = importlib.import_module("headroom.host.workflow_estimate")
@@ -73,18 +51,10 @@ def answer(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     card = prediction.named_card(options.gpu, options.vram)
     ours = {node.GET_SCHEMA().node_id: node for node in nodes}
     with torch.inference_mode():
-        found = workflows.estimate_workflow(api_nodes(content, ours), card, options.limit, int(options.ram * GB), ours)
+        found = workflows.estimate_workflow(
+            files.as_api(content, ours), card, options.limit, int(options.ram * GB), ours
+        )
     return found.numbers, found.text
-
-
-def _sibling(name: str) -> Any:
-    """A file beside this one, whether this is run as a script or imported."""
-    spec = importlib.util.spec_from_file_location(f"headroom_cli_{name}", HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

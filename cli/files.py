@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,21 @@ def is_ui(content: dict[str, Any]) -> bool:
 def api_nodes(content: dict[str, Any]) -> Any:
     """The nodes of the API format, which may lie in a request to the host."""
     return content.get("prompt", content)
+
+
+def as_api(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The nodes of a file in the API format; that of the browser is converted, for which the host must be there.
+
+    Args:
+        ours: the pack's node classes by id.
+
+    Raises:
+        ValueError: the browser's format cannot be converted.
+    """
+    if not is_ui(content):
+        return {str(number): node for number, node in api_nodes(content).items()}
+    converted: dict[str, dict[str, Any]] = importlib.import_module("headroom.host.ui_workflow").to_api(content, ours)
+    return converted
 
 
 def _is_api(nodes: Any) -> bool:

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-HERE = Path(__file__).resolve().parent
+if TYPE_CHECKING or __package__:
+    from . import files, host
+else:  # as a script
+    import files
+
+    import host
+
 WRITTEN, CANNOT = 0, 2
 QUALITIES = ("exact", "near_exact", "any")
 GPUS = ("this machine", "sm75", "sm80", "sm86", "sm89", "sm90", "sm120")
@@ -42,40 +46,29 @@ def answer(options: argparse.Namespace) -> str:
     Raises:
         ValueError: an option or the workflow is not usable.
     """
-    files = _sibling("files")
     content = files.read(options.workflow)
-    inserted = _inserted(files, content, options)
+    inserted = _inserted(content, options)
     result = inserted.workflow
-    files.write(options.out, {**content, "prompt": result} if _is_request(files, content) else result)
+    files.write(options.out, {**content, "prompt": result} if _is_request(content) else result)
     lines = inserted.added or ("nothing to insert: it is as it was",)
     return "\n".join([*lines, *inserted.notes])
 
 
-def _inserted(files: ModuleType, content: dict[str, Any], options: argparse.Namespace) -> Any:
+def _inserted(content: dict[str, Any], options: argparse.Namespace) -> Any:
     if options.out is None:
         raise ValueError(f"-o is missing: name the file to write, which may be {options.workflow} itself")
     if options.vram < 0:
         raise ValueError(f"--vram: {options.vram:g} is less than nothing; 0 means all that the card has")
     if not 0.1 <= options.limit <= 1:
         raise ValueError(f"--limit: {options.limit:g} is no share of a card; choose from 0.1 to 1")
-    _sibling("host").load_pack()
+    host.load_pack()
     module = importlib.import_module("headroom.host.insert_fit")
     settings = module.FitSettings(options.quality, options.vram, options.gpu, options.limit)
-    return module.insert_fit(files.api_nodes(content) if _is_request(files, content) else content, settings)
+    return module.insert_fit(files.api_nodes(content) if _is_request(content) else content, settings)
 
 
-def _is_request(files: ModuleType, content: dict[str, Any]) -> bool:
+def _is_request(content: dict[str, Any]) -> bool:
     return not files.is_ui(content) and "prompt" in content
-
-
-def _sibling(name: str) -> Any:
-    """A file beside this one, whether this is run as a script or imported."""
-    spec = importlib.util.spec_from_file_location(f"headroom_cli_{name}", HERE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
