@@ -11,6 +11,7 @@ from comfy_api.latest import io, ui
 from ..host.compat import executing_node
 from ..host.estimate import Question, chosen_card, decode_in_graph, estimate, ram_total
 from ..memory.prediction import GPU_CHOICES, Verdict, advise, draw_forecast, render_forecast
+from .card import cfg_input, gpu_input, limit_input, vram_input
 
 GB = 2**30
 ACTIONS = ("report", "stop")
@@ -38,30 +39,14 @@ class HeadroomEstimate(io.ComfyNode):
                 io.Clip.Input("clip", optional=True, tooltip="Connect it to have the text encoder counted too."),
                 io.Conditioning.Input("positive", optional=True, tooltip="Its length counts. Without: 256 tokens."),
                 io.Conditioning.Input("negative", optional=True, tooltip="Without: like the positive."),
-                io.Float.Input(
-                    "cfg",
-                    default=8.0,
-                    min=0.0,
-                    max=100.0,
-                    step=0.1,
-                    tooltip="The sampler's. At 1 the negative is not computed, which halves the activations.",
-                ),
+                cfg_input(),
                 io.Combo.Input(
                     "if_too_big",
                     options=list(ACTIONS),
                     default="report",
                     tooltip="stop: ends the prompt before sampling where it would not fit.",
                 ),
-                io.Float.Input(
-                    "vram_gb",
-                    default=0.0,
-                    min=0.0,
-                    max=1024.0,
-                    step=0.5,
-                    optional=True,
-                    advanced=True,
-                    tooltip="GB (2^30 bytes) of the card. 0: this card's total.",
-                ),
+                vram_input("GB (2^30 bytes) of the card. 0: this card's total."),
                 io.Float.Input(
                     "ram_gb",
                     default=0.0,
@@ -72,25 +57,11 @@ class HeadroomEstimate(io.ComfyNode):
                     advanced=True,
                     tooltip="GB of the machine's memory, which holds what is not on the card. 0: this machine's.",
                 ),
-                io.Combo.Input(
-                    "gpu",
-                    options=list(GPU_CHOICES),
-                    default=GPU_CHOICES[0],
-                    optional=True,
-                    advanced=True,
-                    tooltip="Another card's kernels: sm75 RTX 20, sm80 A100, sm86 RTX 30, sm89 RTX 40, sm90 H100, sm120"
-                    " RTX 50. Set vram_gb with it. The model's dtype stays as loaded here.",
+                gpu_input(
+                    "Another card's kernels: sm75 RTX 20, sm80 A100, sm86 RTX 30, sm89 RTX 40, sm90 H100, sm120"
+                    " RTX 50. Set vram_gb with it. The model's dtype stays as loaded here."
                 ),
-                io.Float.Input(
-                    "limit",
-                    default=0.85,
-                    min=0.1,
-                    max=1.0,
-                    step=0.01,
-                    optional=True,
-                    advanced=True,
-                    tooltip="Share of the card that may be used; the rest is for the driver, the screen and others.",
-                ),
+                limit_input("Share of the card that may be used; the rest is for the driver, the screen and others."),
             ],
             outputs=[
                 io.Latent.Output("passed", display_name="samples", tooltip="The latent, unchanged."),

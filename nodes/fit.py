@@ -11,6 +11,7 @@ from comfy_api.latest import io, ui
 from ..host.estimate import Question, chosen_card
 from ..host.fit import apply_fit, find_fit
 from ..memory.prediction import GPU_CHOICES, QUALITIES, draw_forecast, render_fit, why_nothing_fits
+from .card import cfg_input, gpu_input, limit_input, vram_input
 
 
 class HeadroomFit(io.ComfyNode):
@@ -34,14 +35,7 @@ class HeadroomFit(io.ComfyNode):
                 io.Latent.Input("samples", tooltip="What the sampler will get: its size counts."),
                 io.Conditioning.Input("positive", optional=True, tooltip="Its length counts. Without: 256 tokens."),
                 io.Conditioning.Input("negative", optional=True, tooltip="Without: like the positive."),
-                io.Float.Input(
-                    "cfg",
-                    default=8.0,
-                    min=0.0,
-                    max=100.0,
-                    step=0.1,
-                    tooltip="The sampler's. At 1 the negative is not computed, which halves the activations.",
-                ),
+                cfg_input(),
                 io.Combo.Input(
                     "quality",
                     options=list(QUALITIES),
@@ -50,35 +44,12 @@ class HeadroomFit(io.ComfyNode):
                     " int8_convrot, 31 dB float8) and 16-bit maps in the VAE (60 dB). any: also 4-bit weights (20 dB)"
                     " and feathered tiles. What loses less always comes first.",
                 ),
-                io.Float.Input(
-                    "vram_gb",
-                    default=0.0,
-                    min=0.0,
-                    max=1024.0,
-                    step=0.5,
-                    optional=True,
-                    advanced=True,
-                    tooltip="GB (2^30 bytes) of the card. 0: this card's total, never what happens to be free.",
+                vram_input("GB (2^30 bytes) of the card. 0: this card's total, never what happens to be free."),
+                gpu_input(
+                    "Another card's kernels and speed: sm75 RTX 20, sm80 A100, sm86 RTX 30, sm89 RTX 40, sm90"
+                    " H100, sm120 RTX 50. Set vram_gb with it."
                 ),
-                io.Combo.Input(
-                    "gpu",
-                    options=list(GPU_CHOICES),
-                    default=GPU_CHOICES[0],
-                    optional=True,
-                    advanced=True,
-                    tooltip="Another card's kernels and speed: sm75 RTX 20, sm80 A100, sm86 RTX 30, sm89 RTX 40, sm90"
-                    " H100, sm120 RTX 50. Set vram_gb with it.",
-                ),
-                io.Float.Input(
-                    "limit",
-                    default=0.85,
-                    min=0.1,
-                    max=1.0,
-                    step=0.01,
-                    optional=True,
-                    advanced=True,
-                    tooltip="Share of the card that may be used, as in Will It Fit?.",
-                ),
+                limit_input("Share of the card that may be used, as in Will It Fit?."),
             ],
             outputs=[
                 io.Model.Output(tooltip="A copy of the model that runs as planned; the input is unchanged."),
