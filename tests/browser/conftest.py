@@ -1,54 +1,38 @@
-"""The real frontend of a real server, in a headless Chromium.
+"""The real frontend of a real server, in a headless Chromium; without one, these tests are skipped.
 
-Chromium is the one that HEADROOM_CHROMIUM names, else one on PATH; without one, these tests are skipped.
+What the page looked like at the end of each test is kept in `output/browser`.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
 
+from headroom.tools.chromium import NoChromium, chromium, find_chromium, new_page, open_frontend
 from headroom.tools.client import Client
-from headroom.tools.environment import Environment
+from headroom.tools.environment import PACK, Environment
 from headroom.tools.server import Server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
-NAMES = ("chromium", "chromium-browser", "google-chrome")
-OPTIONS = (
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-READY = "window.app?.vueAppReady && app.extensionManager.workflow.activeWorkflow && app.rootGraph.nodes.length"
-MILLISECONDS = 60_000  # a first page on a busy machine
+PICTURES = PACK / "output" / "browser"
 
 
 # Of the package and not of the session: while Playwright runs, no other test of this thread can start an event loop.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     """Chromium, or a skip that says how to get it."""
-    sync_api = pytest.importorskip("playwright.sync_api", reason="the Python package playwright is not installed")
-    program = os.environ.get("HEADROOM_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if program is None:
-        pytest.skip(
-            "no Chromium: install it (on Debian or Ubuntu: sudo apt install chromium), or name its program in"
-            " HEADROOM_CHROMIUM"
-        )
-    with sync_api.sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=program, args=OPTIONS)
-        yield chromium
-        chromium.close()
+    pytest.importorskip("playwright.sync_api", reason="the Python package playwright is not installed")
+    try:
+        program = find_chromium()
+    except NoChromium as error:
+        pytest.skip(str(error))
+    with chromium(program) as found:
+        yield found
 
 
 @pytest.fixture(scope="package")
@@ -59,18 +43,29 @@ def client() -> Iterator[Client]:
 
 
 @pytest.fixture(params=["classic", "modern"])
-def page(request: pytest.FixtureRequest, browser: Browser, client: Client, complaints: list[str]) -> Iterator[Page]:
-    """The page of a new user, its nodes drawn on the canvas (classic) or made of DOM elements (Nodes 2.0)."""
-    settings = {"Comfy.TutorialCompleted": True, "Comfy.VueNodes.Enabled": request.param == "modern"}
-    client.post("/settings", settings)
-    with browser.new_context(viewport={"width": 1600, "height": 900}) as context:
-        page = context.new_page()
-        page.set_default_timeout(MILLISECONDS)
+def view(request: pytest.FixtureRequest) -> str:
+    """Nodes drawn on the canvas (classic) or made of DOM elements (Nodes 2.0)."""
+    return str(request.param)
+
+
+@pytest.fixture
+def locale() -> str:
+    """The language of the frontend."""
+    return "en"
+
+
+@pytest.fixture
+def page(
+    request: pytest.FixtureRequest, browser: Browser, client: Client, view: str, locale: str, complaints: list[str]
+) -> Iterator[Page]:
+    """The page of a new user."""
+    with new_page(browser, client, modern=view == "modern", locale=locale) as page:
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda message: complaints.extend(_complaint(message)))
-        page.goto(client.url)
-        page.wait_for_function(READY)
+        open_frontend(page, client)
         yield page
+        PICTURES.mkdir(parents=True, exist_ok=True)
+        page.screenshot(path=PICTURES / f"{re.sub(r'[^a-z0-9]+', '_', request.node.name.lower())}.png")
 
 
 @pytest.fixture

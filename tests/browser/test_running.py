@@ -1,0 +1,54 @@
+"""What a person sees of a run: the report on its node's face, pictures and the chart, an error in a sentence."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from .graphs import CHART, PREVIEW, REPORT, SIDE, graph
+from .in_page import CLEAR, DROP, LOOK_AT, RUN, about_us
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+REPORT_SHOWN = "[...document.querySelectorAll('textarea')].some(({ value }) => value.startsWith('Headroom'))"
+# One picture on a node, of a width and height; 0: any above 100.
+PICTURE_SHOWN = """([id, side]) => {
+  const onCanvas = app.rootGraph.getNodeById(id).imgs;
+  const pictures = onCanvas ?? document.querySelectorAll(`[data-node-id="${id}"] img`);
+  const right = (length) => (side ? length === side : length > 100);
+  return pictures.length === 1 && right(pictures[0].naturalWidth) && right(pictures[0].naturalHeight);
+}"""
+
+
+def test_a_dropped_workflow_runs_and_shows_its_report_and_picture(page: Page, complaints: list[str]) -> None:
+    page.evaluate(DROP, json.dumps(graph()))
+    assert page.evaluate(RUN) is None
+    page.evaluate(LOOK_AT, REPORT)
+    page.wait_for_function(REPORT_SHOWN)
+    texts = [box.input_value() for box in page.locator("textarea").all() if box.is_visible()]
+    report = next(text for text in texts if text.startswith("Headroom memory report"))
+    assert "sliced" in report
+    assert "3 x 3" in report
+    assert "VAE Decode (exact, low memory)" in report
+    page.evaluate(LOOK_AT, PREVIEW)
+    page.wait_for_function(PICTURE_SHOWN, arg=[PREVIEW, SIDE])
+    page.evaluate(LOOK_AT, CHART)
+    page.wait_for_function(PICTURE_SHOWN, arg=[CHART, 0])
+    assert not about_us(complaints)
+
+
+def test_the_report_is_neither_saved_nor_sent(page: Page) -> None:
+    page.evaluate(CLEAR)
+    page.evaluate("app.rootGraph.add(LiteGraph.createNode('HeadroomReport'))")
+    saved, sent = page.evaluate("app.graphToPrompt().then(({ workflow, output }) => [workflow.nodes[0], output])")
+    assert not saved.get("widgets_values")
+    assert [about["inputs"] for about in sent.values()] == [{}]
+
+
+def test_an_error_of_ours_is_a_sentence_in_the_page(page: Page) -> None:
+    page.evaluate(DROP, json.dumps(graph(blocks="double:x")))
+    assert "cannot read 'double:x'" in page.evaluate(RUN)
+    page.get_by_text("Attention by Block and Step failed").wait_for()
+    page.get_by_role("button", name="View details").click()
+    page.get_by_test_id("runtime-error-panel").get_by_text("cannot read 'double:x'; write all, inner, or").wait_for()

@@ -1,0 +1,85 @@
+"""The host's real frontend in a headless Chromium: what the browser tests look at, and where the pictures come from."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from .client import Client
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+OPTIONS = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+MISSING = (
+    "no Chromium: install it (on Debian or Ubuntu: sudo apt install chromium), or name its program in HEADROOM_CHROMIUM"
+)
+READY = "window.app?.vueAppReady && app.extensionManager.workflow.activeWorkflow && app.rootGraph.nodes.length"
+MILLISECONDS = 60_000  # a first page on a busy machine
+
+
+class NoChromium(RuntimeError):
+    """There is none on this machine; the message says how to get one."""
+
+
+def find_chromium() -> str:
+    """The program that HEADROOM_CHROMIUM names, else one on PATH.
+
+    Raises:
+        NoChromium: there is none.
+    """
+    program = os.environ.get("HEADROOM_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        raise NoChromium(MISSING)
+    return program
+
+
+@contextmanager
+def chromium(program: str) -> Iterator[Browser]:
+    """A browser without a window."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=OPTIONS)
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+@contextmanager
+def new_page(
+    browser: Browser, client: Client, *, modern: bool = False, locale: str = "en", size: tuple[int, int] = (1600, 900)
+) -> Iterator[Page]:
+    """The page of a new user, before it is opened.
+
+    Args:
+        modern: nodes made of DOM elements (Nodes 2.0), not drawn on the canvas.
+        locale: the language of the frontend.
+        size: of the page, in pixels.
+    """
+    settings = {"Comfy.TutorialCompleted": True, "Comfy.VueNodes.Enabled": modern, "Comfy.Locale": locale}
+    client.post("/settings", settings)
+    with browser.new_context(viewport={"width": size[0], "height": size[1]}) as context:
+        page = context.new_page()
+        page.set_default_timeout(MILLISECONDS)
+        yield page
+
+
+def open_frontend(page: Page, client: Client) -> None:
+    """Goes to the host's page and waits until a graph is there."""
+    page.goto(client.url)
+    page.wait_for_function(READY)
