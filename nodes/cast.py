@@ -77,7 +77,7 @@ def _sensitivity_input() -> io.DynamicCombo.Input:
         min=0.1,
         max=1.0,
         step=0.01,
-        tooltip="Size that the model may have, as a share of what it had.",
+        tooltip="Size that the model may have, as a share of what it had. 16 bits stored in 8 are 0.51 to 0.55.",
     )
     return io.DynamicCombo.Input(
         "sensitivity",

@@ -61,7 +61,10 @@ class HeadroomEstimate(io.ComfyNode):
                     "Another card's kernels: sm75 RTX 20, sm80 A100, sm86 RTX 30, sm89 RTX 40, sm90 H100, sm120"
                     " RTX 50. Set vram_gb with it. The model's dtype stays as loaded here."
                 ),
-                limit_input("Share of the card that may be used; the rest is for the driver, the screen and others."),
+                limit_input(
+                    "Share of the card that may be used, 6.8 of 8 GB at 0.85; the rest is for the driver, the screen"
+                    " and others."
+                ),
             ],
             outputs=[
                 io.Latent.Output("passed", display_name="samples", tooltip="The latent, unchanged."),
@@ -70,7 +73,11 @@ class HeadroomEstimate(io.ComfyNode):
                     display_name="report",
                     tooltip="Each stage as a range, the module and the operator at its peak, and what would help.",
                 ),
-                io.Float.Output("peak_gb", display_name="peak_gb", tooltip="With all weights of a stage on the card."),
+                io.Float.Output(
+                    "peak_gb",
+                    display_name="peak_gb",
+                    tooltip="GB (2^30 bytes) with all weights of a stage on the card.",
+                ),
                 io.Float.Output(
                     "least_vram_gb", display_name="least_vram_gb", tooltip="Activations and largest layer."
                 ),

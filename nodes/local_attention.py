@@ -27,15 +27,23 @@ def _frames() -> io.Int.Input:
 
 
 def _every() -> io.Int.Input:
-    return _whole("every", 8, 1, 256, "Every how many rows and columns a token sees all and is seen by all.")
+    return _whole(
+        "every", 8, 1, 256, "Every how many rows and columns a token sees all and is seen by all; 8: one in 64."
+    )
 
 
 def _patterns() -> list[io.DynamicCombo.Option]:
     option = io.DynamicCombo.Option
     return [
         option("window", [_radius(), _block(), _frames()]),
-        option("kv_pool", [_whole("factor", 2, 1, 16, "Keys and values are averaged over factor x factor cells.")]),
-        option("strided", [_whole("stride", 2, 1, 32, "Tokens this many rows and columns apart see each other.")]),
+        option(
+            "kv_pool",
+            [_whole("factor", 2, 1, 16, "Averages keys and values over factor x factor cells; 2: a quarter of them.")],
+        ),
+        option(
+            "strided",
+            [_whole("stride", 2, 1, 32, "Tokens this many rows and columns apart see each other; 2: a quarter.")],
+        ),
         option(
             "local_pool",
             [_radius(), _block(), _frames(), _whole("pool", 4, 1, 32, "The far field is averaged over such cells.")],
@@ -69,7 +77,7 @@ def _patterns() -> list[io.DynamicCombo.Option]:
             "kmeans",
             [
                 _whole("clusters", 32, 1, 1024, "Clusters the keys are divided into."),
-                _whole("top", 4, 1, 1024, "Clusters that a query sees, the best by their centres."),
+                _whole("top", 4, 1, 1024, "Clusters that a query sees, the best by their centres; 4 of 32: an eighth."),
             ],
         ),
     ]
@@ -111,7 +119,8 @@ class HeadroomLocalAttention(io.ComfyNode):
                     min=0.0,
                     max=10.0,
                     step=0.01,
-                    tooltip="Blocks whose measured relative error is larger run dense from the second step on.",
+                    tooltip="Blocks whose measured relative error is larger run dense from the second step on. 0.1: a"
+                    " tenth of the attention's size.",
                 ),
                 blocks_input(),
                 *step_inputs(" The composition is made in the first steps: 0.3 leaves them dense."),

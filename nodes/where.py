@@ -23,7 +23,7 @@ def step_inputs(start_hint: str = "") -> list[io.Input]:
     """
     return [
         _share("start_percent", 0.0, "Applies from this part of sampling on: 0 is the noisy start." + start_hint),
-        _share("end_percent", 1.0, "Applies up to this part of sampling."),
+        _share("end_percent", 1.0, "Applies up to this part of sampling: 1 is the clean end."),
     ]
 
 
