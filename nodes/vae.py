@@ -82,8 +82,8 @@ def _settings_inputs() -> list[io.Input]:
             min=0,
             max=4096,
             advanced=True,
-            tooltip="feathered only, video: frames neighbouring tiles share, 16 or more for Wan. A latent frame is 4 frames"
-            " in Wan, 8 in LTX-Video.",
+            tooltip="feathered only, video: frames neighbouring tiles share, 16 or more for Wan. A latent frame is 4"
+            " frames in Wan, 8 in LTX-Video.",
         ),
         io.Int.Input(
             "batch_slice",
