@@ -17,6 +17,14 @@ from headroom.tools.locales import FILE, LOCALES, as_json, english, every_input,
 HELP = Path(__file__).parents[2] / "web" / "docs"
 IDS = [node.GET_SCHEMA().node_id for node in NODES]
 TRANSLATED = ("zh", "ja")
+# The sections that every page has, in this order; a page may have more between them.
+HEADINGS = {
+    "en": ["When to use it", "Inputs", "Outputs", "Together with other nodes", "Measured", "Limits"],
+    "zh": ["何时使用", "输入", "输出", "与其他节点配合", "实测", "局限"],
+}
+EMPTY = {"en": "empty", "zh": "留空"}
+RANGE = {"en": "{}; {} to {}", "zh": "{}；{} 至 {}"}
+ROW = re.compile(r"^\| `(\w+)`[^|]*\| ([^|]*?) ?\|", re.MULTILINE)
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 NOT_LATIN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 
@@ -98,9 +106,24 @@ def test_a_script_per_language() -> None:
         assert not kana.search(text), path
 
 
+def help_page(node: str, language: str) -> str:
+    return (HELP / (f"{node}.md" if language == "en" else f"{node}/{language}.md")).read_text(encoding="utf-8")
+
+
+def sections_of(page: str) -> dict[str, str]:
+    """What stands below each heading of the second level."""
+    parts = re.split(r"^## (.+)$", page, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2]))
+
+
+def first_table(section: str) -> list[tuple[str, str]]:
+    """Its rows: the name in the first cell, and the second cell."""
+    return ROW.findall(section.strip().partition("\n\n")[0])
+
+
 @pytest.mark.parametrize("node", IDS)
 def test_help_in_english_and_chinese_with_the_same_figures_and_tables(node: str) -> None:
-    page, chinese = (path.read_text(encoding="utf-8") for path in (HELP / f"{node}.md", HELP / node / "zh.md"))
+    page, chinese = help_page(node, "en"), help_page(node, "zh")
     assert figures(chinese) == figures(page)
     for mark in ("#", "|", "- "):
         assert _lines(chinese, mark) == _lines(page, mark), mark
@@ -113,10 +136,42 @@ def _lines(page: str, mark: str) -> int:
     return sum(line.startswith(mark) for line in page.splitlines())
 
 
+@pytest.mark.parametrize("language", HEADINGS)
+@pytest.mark.parametrize("node", NODES, ids=IDS)
+def test_help_has_a_row_for_each_input_and_output_in_their_order(node: Any, language: str) -> None:
+    schema = node.GET_SCHEMA()
+    sections = sections_of(help_page(schema.node_id, language))
+    assert [title for title in sections if title in HEADINGS[language]] == HEADINGS[language]
+    _, inputs, outputs, *_ = HEADINGS[language]
+    named = dict.fromkeys(name.rpartition(".")[2] for name, _ in every_input(schema.inputs))
+    assert [name for name, _ in first_table(sections[inputs])] == list(named)
+    assert [name for name, _ in first_table(sections[outputs])] == [o.display_name or o.io_type for o in schema.outputs]
+
+
+@pytest.mark.parametrize("language", HEADINGS)
+@pytest.mark.parametrize("node", NODES, ids=IDS)
+def test_help_has_the_default_and_the_range_of_each_input(node: Any, language: str) -> None:
+    schema = node.GET_SCHEMA()
+    rows = dict(first_table(sections_of(help_page(schema.node_id, language))[HEADINGS[language][1]]))
+    for name, one in every_input(schema.inputs):
+        wanted = default_and_range(one, language)
+        assert wanted is None or rows[name.rpartition(".")[2]] == wanted, name
+
+
+def default_and_range(one: Any, language: str) -> str | None:
+    """As a page writes them; None for what has no default, or a switch."""
+    default = getattr(one, "default", None)
+    if default is None or isinstance(default, bool):
+        return None
+    if isinstance(default, str):
+        return default or EMPTY[language]
+    return RANGE[language].format(*(f"{number:.15g}" for number in (default, one.min, one.max)))
+
+
 def test_no_help_page_without_its_node() -> None:
     assert {path.stem for path in HELP.glob("*.md")} == set(IDS)
-    assert {path.name for path in HELP.iterdir() if path.is_dir()} == set(IDS)
-    assert {path.name for path in HELP.glob("*/*")} == {"zh.md"}
+    assert {path.name for path in HELP.iterdir() if path.is_dir()} - {"pictures"} == set(IDS)
+    assert {path.name for path in HELP.glob("*/*.md")} == {"zh.md"}
 
 
 def test_the_host_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
