@@ -1,6 +1,7 @@
 """Headroom in a running ComfyUI, over its HTTP API and websocket."""
 
 import json
+import re
 import struct
 import threading
 import time
@@ -57,7 +58,8 @@ def test_workflow(client: Client, path: Path) -> None:
     if any(item["class_type"] == "HeadroomAttention" for item in workflow.values()):
         assert "attention:" in report
     if any(item["class_type"] == "HeadroomCast" for item in workflow.values()):
-        assert "float8_e4m3fn_scaled, computing in float32: 32 layers" in report.split("sampling · ")[1]
+        sampled = report.split("sampling · ")[1]
+        assert re.search(r"float8_e4m3fn_scaled, computing in float32: [1-9]\d* layers", sampled)
     assert "decode · " in report
     saved = [entry for output in result.outputs.values() for entry in output.get("images", [])]
     assert saved
