@@ -158,19 +158,27 @@ def sentence_pieces() -> bytes:
     return model.getvalue()
 
 
-def write(path: Path, entries: Shapes, dtype: torch.dtype, descriptions: Mapping[str, bytes] | None = None) -> None:
+def write(
+    path: Path,
+    entries: Shapes,
+    dtype: torch.dtype,
+    descriptions: Mapping[str, bytes] | None = None,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
     """A safetensors file as long as the real one, of which only the header is on the disk.
 
-    What ``descriptions`` holds comes first, as bytes that are there.
+    What ``descriptions`` holds comes first, as bytes that are there. Scalars are in single precision.
     """
-    header, data = {}, b"".join((descriptions or {}).values())
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    data = b"".join((descriptions or {}).values())
     offset = 0
     for key, value in (descriptions or {}).items():
         header[key] = {"dtype": "U8", "shape": [len(value)], "data_offsets": [offset, offset + len(value)]}
         offset += len(value)
     for key, shape in entries.items():
-        size = torch.Size(shape).numel() * dtype.itemsize
-        header[key] = {"dtype": NAMES[dtype], "shape": list(shape), "data_offsets": [offset, offset + size]}
+        kind = torch.float32 if shape == () else dtype
+        size = torch.Size(shape).numel() * kind.itemsize
+        header[key] = {"dtype": NAMES[kind], "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size
     text = json.dumps(header).encode()
     path.parent.mkdir(parents=True, exist_ok=True)

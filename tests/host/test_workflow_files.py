@@ -24,7 +24,7 @@ from headroom.memory.prediction import GPU_CHOICES
 from headroom.nodes import NODES
 from headroom.nodes.fit import HeadroomFit
 
-from .ui_workflows import between, graph, in_a_subgraph, node_of, relink, text_to_image, ui_node
+from .ui_workflows import between, consistent, graph, in_a_subgraph, node_of, overlap, relink, text_to_image, ui_node
 from .workflows import node
 from .workflows import text_to_image as api_text_to_image
 
@@ -389,37 +389,6 @@ def test_a_vae_of_sounds_is_left_alone() -> None:
     workflow = api_text_to_image()
     workflow["6"]["class_type"] = "VAEDecodeAudio"
     assert fitted(workflow)["6"]["inputs"]["vae"] == ["1", 2]
-
-
-def consistent(workflow: Workflow) -> None:
-    """Links have both their ends, and ids are counted and different."""
-    graphs = [workflow, *workflow.get("definitions", {}).get("subgraphs", [])]
-    for one in graphs:
-        rows = {}
-        for row in one["links"]:
-            number, start, output, end, slot = list(row.values())[:5] if isinstance(row, dict) else row[:5]
-            rows[number] = (start, output, end, slot)
-        assert len(rows) == len(one["links"])
-        by_number = {node["id"]: node for node in one["nodes"]}
-        assert len(by_number) == len(one["nodes"])
-        begun = {n: (node["id"], slot) for node in one["nodes"] for slot, entry in enumerate(node["outputs"])
-                 for n in entry["links"] or ()}  # fmt: skip
-        begun |= {n: (-10, slot) for slot, entry in enumerate(one.get("inputs", [])) for n in entry["linkIds"]}
-        ended = {entry["link"]: (node["id"], slot) for node in one["nodes"]
-                 for slot, entry in enumerate(node["inputs"]) if entry["link"] is not None}  # fmt: skip
-        ended |= {n: (-20, slot) for slot, entry in enumerate(one.get("outputs", [])) for n in entry["linkIds"]}
-        assert {number: row[:2] for number, row in rows.items()} == begun
-        assert {number: row[2:] for number, row in rows.items() if row[2] != 2 or row[0] != -10} == {
-            number: end for number, end in ended.items() if rows[number][0] != -10 or rows[number][2] != 2
-        }
-        counters = one.get("state") or {"lastNodeId": one["last_node_id"], "lastLinkId": one["last_link_id"]}
-        assert counters["lastNodeId"] >= max(by_number)
-        assert counters["lastLinkId"] >= max(rows, default=0)
-
-
-def overlap(one: Workflow, other: Workflow) -> bool:
-    (x, y), (w, h), (x2, y2), (w2, h2) = one["pos"], one["size"], other["pos"], other["size"]
-    return x < x2 + w2 and x2 < x + w and y - 30 < y2 + h2 and y2 - 30 < y + h
 
 
 def test_the_browsers_format() -> None:

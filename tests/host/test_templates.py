@@ -1,0 +1,238 @@
+"""The templates of the browser: the same graphs as their API twins, which the tests run, with files that people have.
+
+What a template changes in its twin is what its specification says and nothing else; the template as it is goes through
+the host's loaders and its validation on headers of the files that it names.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import execution
+import folder_paths
+import pytest
+from PIL import Image
+
+import nodes
+from headroom.host.ui_workflow import to_api
+from headroom.nodes import NODES
+from headroom.tools.client import Client
+from headroom.tools.server import PACK_FOLDER
+from headroom.tools.template_specs import MODELS, TEMPLATES, Template
+from headroom.tools.templates import NOTE, WORKFLOWS, as_json, is_link, template, twin
+
+from . import public_files
+from .conftest import ENVIRONMENT
+from .ui_workflows import Workflow, consistent, overlap
+
+OURS = {one.GET_SCHEMA().node_id: one for one in NODES}
+# What stands in for a model or a text that is too large for tests, and what has its place in a template.
+STAND_INS = {"UNETLoader", "VAELoader", "CLIPLoader", "LoadTrainingDataset", "ConditioningZeroOut"}
+REAL = {"CheckpointLoaderSimple", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoader", "CLIPTextEncode"}
+# Widgets that differ: names of files, texts, sizes, and what depends on the size of a picture or a model.
+NAMES = {"ckpt_name", "unet_name", "vae_name", "lora_name", "image", "text"}
+SIZES = {"width", "height", "length", "steps", "cfg", "scale_by", "tile_size", "overlap", "min_tokens", "slice_rows"}
+SIZES |= {"slice_sizes", "strength_model", "vram_budget_gb", "method"}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def extra_nodes() -> None:
+    """Nodes that the host imports when it starts."""
+    asyncio.run(nodes.init_builtin_extra_nodes())
+
+
+@pytest.fixture(params=TEMPLATES)
+def name(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def spec(name: str) -> Template:
+    return TEMPLATES[name]
+
+
+@pytest.fixture
+def saved(name: str) -> Workflow:
+    """The file as the browser opens it."""
+    return json.loads((WORKFLOWS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def queued(saved: Workflow) -> Workflow:
+    """What the browser queues of it."""
+    return to_api(saved, OURS)
+
+
+def test_they_are_all_there() -> None:
+    assert {path.stem for path in WORKFLOWS.glob("*.json")} == set(TEMPLATES)
+    assert all(re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)+", name) for name in TEMPLATES)
+
+
+def test_they_hold_every_node_of_the_pack() -> None:
+    used = {one["type"] for name in TEMPLATES for one in template(name, OURS)["nodes"]}
+    assert set(OURS) <= used
+
+
+def test_a_file_is_what_is_generated(name: str) -> None:
+    """`python3 -m tools.templates` was run after the last change of a node, a twin or a specification."""
+    assert (WORKFLOWS / f"{name}.json").read_text(encoding="utf-8") == as_json(template(name, OURS))
+
+
+def test_each_has_its_thumbnail(name: str) -> None:
+    with Image.open(WORKFLOWS / f"{name}.jpg") as picture:
+        assert picture.format == "JPEG"
+        assert min(picture.size) >= 200
+
+
+# ------------------------------------------------------------------------------------------- the same graph as its twin
+
+
+def test_the_same_graph_as_its_twin(name: str, spec: Template, queued: Workflow) -> None:
+    """Node by node and input by input, but for what the specification names."""
+    graph = twin(name)
+    assert set(queued) == set(graph) - {*spec.without.split()} | set(spec.nodes)
+    for number in set(queued) - set(spec.nodes):
+        one, other = queued[number], graph[number]
+        assert one["class_type"] == other["class_type"]
+        assert one["_meta"] == other["_meta"]
+        for entry, value in other["inputs"].items():
+            expected = spec.values.get(f"{number}.{entry}", _moved(value, spec) if is_link(value) else value)
+            assert one["inputs"][entry] == expected, (number, entry)
+        # What the twin leaves to the node's own defaults.
+        added = {entry: value for entry, value in one["inputs"].items() if entry not in other["inputs"]}
+        assert not [value for value in added.values() if is_link(value)]
+
+
+def _moved(link: list, spec: Template) -> list:
+    number, _, slot = spec.links.get(f"{link[0]}:{link[1]}", f"{link[0]}:{link[1]}").partition(":")
+    return [number, int(slot)]
+
+
+def test_only_stand_ins_names_and_sizes_differ(name: str, spec: Template) -> None:
+    graph = twin(name)
+    assert {graph[number]["class_type"] for number in spec.without.split()} <= {"VAELoader", "SaveLatent"}
+    assert {graph[number]["class_type"] for number in spec.nodes if number in graph} <= STAND_INS
+    assert {one["class_type"] for one in spec.nodes.values()} <= REAL
+    assert {key.partition(".")[2] for key in spec.values} <= NAMES | SIZES
+    assert all(graph[link.partition(":")[0]]["class_type"] in STAND_INS for link in spec.links)
+
+
+def test_it_ends_in_a_memory_report(queued: Workflow) -> None:
+    (report,) = (one for one in queued.values() if one["class_type"] == "HeadroomReport")
+    decode = queued[report["inputs"]["anything"][0]]
+    assert decode["class_type"] in ("VAEDecode", "HeadroomVAEDecode")
+
+
+# ------------------------------------------------------------------------------------------------------- on the canvas
+
+
+def test_links_have_both_ends(saved: Workflow) -> None:
+    consistent(saved)
+    assert [one["order"] for one in saved["nodes"]] == list(range(len(saved["nodes"])))
+
+
+def test_nothing_overlaps(saved: Workflow) -> None:
+    for one, other in combinations(saved["nodes"], 2):
+        assert not overlap(one, other), (one["type"], other["type"])
+    for one, other in combinations(saved["groups"], 2):
+        assert not _meet(one["bounding"], other["bounding"]), (one["title"], other["title"])
+
+
+def test_each_node_is_in_one_group(saved: Workflow) -> None:
+    for one in saved["nodes"]:
+        (x, y), (width, height) = one["pos"], one["size"]
+        around = [group for group in saved["groups"] if _meet(group["bounding"], [x, y - 30, width, height + 30])]
+        assert len(around) == (one["type"] != NOTE), one["type"]
+        for group in around:
+            left, top, wide, high = group["bounding"]
+            assert left <= x < x + width <= left + wide
+            assert top <= y - 30 < y + height <= top + high
+
+
+def _meet(one: list[int], other: list[int]) -> bool:
+    return all(one[i] < other[i] + other[i + 2] and other[i] < one[i] + one[i + 2] for i in (0, 1))
+
+
+def test_reports_have_room_for_their_text(saved: Workflow) -> None:
+    shown = {"HeadroomReport", "HeadroomEstimate", "HeadroomFit", "HeadroomCompare", "HeadroomCast", "HeadroomOffload"}
+    for one in saved["nodes"]:
+        if one["type"] in shown:
+            assert one["size"][0] >= 560
+            assert one["size"][1] >= 380
+
+
+def test_the_note_names_every_file(spec: Template, saved: Workflow, queued: Workflow) -> None:
+    note = saved["nodes"][0]
+    assert note["type"] == NOTE
+    assert note["title"] == spec.title
+    (text,) = note["widgets_values"]
+    loaded = {
+        value for one in queued.values() for value in one["inputs"].values() if str(value).endswith(".safetensors")
+    }
+    assert loaded
+    for file in loaded:
+        folder, address = MODELS[file]
+        assert f"- `models/{folder}/` [{file}]({address}/{file})" in text
+    offered = {one["name"]: one for node in saved["nodes"] for one in node["properties"].get("models", [])}
+    assert set(offered) == loaded
+    assert all(one["url"] == f"{MODELS[file][1]}/{file}" for file, one in offered.items())
+    assert len(re.findall(r"^- `models/", text, re.MULTILINE)) == len(loaded)
+
+
+# ----------------------------------------------------------------------------------------- with the files that it names
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("public")
+    public_files.write_all(folder / "models")
+    return folder
+
+
+@pytest.fixture
+def public(base: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The host of this process has the pack, the files that the templates name, and its own example picture."""
+    for folder in {folder for folder, _ in MODELS.values()}:
+        places = ([str(base / "models" / folder)], folder_paths.folder_names_and_paths[folder][1])
+        monkeypatch.setitem(folder_paths.folder_names_and_paths, folder, places)
+    monkeypatch.setattr(folder_paths, "input_directory", str(ENVIRONMENT.comfyui / "input"))
+    for kind, node in OURS.items():
+        monkeypatch.setitem(nodes.NODE_CLASS_MAPPINGS, kind, node)
+    folder_paths.filename_list_cache.clear()
+    yield
+    folder_paths.filename_list_cache.clear()
+
+
+@pytest.mark.usefixtures("public")
+def test_the_host_accepts_it(name: str, queued: Workflow) -> None:
+    valid, error, outputs, errors = asyncio.run(execution.validate_prompt(name, queued, None))
+    assert valid, (error, errors)
+    assert not errors
+    assert outputs
+
+
+def test_each_public_file_is_named_by_a_template() -> None:
+    used = {value for name in TEMPLATES for value in _values(template(name, OURS))}
+    assert set(MODELS) == set(public_files.FILES) == {value for value in used if str(value).endswith(".safetensors")}
+
+
+def _values(workflow: Workflow) -> Iterator[Any]:
+    for one in workflow["nodes"]:
+        yield from one["widgets_values"]
+
+
+# ----------------------------------------------------------------------------------------------------- in the browser
+
+
+def test_the_server_offers_them(client: Client) -> None:
+    offered = client.get("/workflow_templates")
+    assert sorted(offered[PACK_FOLDER]) == sorted(TEMPLATES)
+    known = client.object_info()
+    for name in TEMPLATES:
+        served = client.get(f"/api/workflow_templates/{PACK_FOLDER}/{name}.json")
+        assert served == json.loads((WORKFLOWS / f"{name}.json").read_text(encoding="utf-8"))
+        assert {one["type"] for one in served["nodes"]} <= {*known, NOTE}
