@@ -27,7 +27,7 @@ WORKFLOWS = Path(__file__).resolve().parent.parent / "workflows"
 Workflow = dict[str, Any]
 ROW, WIDGET = 20, 24  # heights of a slot and of a widget
 ROOM = 1.4  # the newer look needs that much more height for both
-WIDTH, TEXT_WIDTH, FACE = 320, 400, (560, 380)  # of nodes; of those with a text to write; of those that show one
+WIDTH, TEXT_WIDTH, FACE = 340, 400, (560, 380)  # of nodes; of those with a text to write; of those that show one
 TEXT, PICTURE = 120, 340  # heights of a text to write, and of a picture on a node
 SHOWING_TEXT = ("Report", "Estimate", "Fit", "Compare", "Cast", "CastCLIP", "Offload")
 SHOWING_PICTURES = ("LoadImage", "SaveImage", "PreviewImage", "ImageCompare", "SaveVideo")
@@ -115,6 +115,12 @@ class Input:
         return self.name, self.kind, self.options
 
     @property
+    def default(self) -> Any:
+        """What a widget says that the graph leaves out."""
+        first = [one["key"] for one in self.options["options"][:1]] if self.kind == _ui().DYNAMIC else [None]
+        return self.options.get("default", first[0])
+
+    @property
     def is_widget(self) -> bool:
         return bool(_ui().is_widget(self.entry))
 
@@ -139,9 +145,11 @@ def _inputs(definition: Mapping[str, Any], given: Mapping[str, Any], prefix: str
             options = spec[1] if len(spec) > 1 else {}
             kind = "COMBO" if isinstance(spec[0], list) else str(spec[0])
             yield Input(prefix + name, "*" if kind == ANYTHING else kind, options, group == "optional")
-            for choice in options.get("options") or () if kind == _ui().DYNAMIC else ():
-                if choice["key"] == given.get(prefix + name):
-                    yield from _inputs(choice["inputs"], given, f"{prefix}{name}.")
+            choices = list(options.get("options") or ()) if kind == _ui().DYNAMIC else []
+            if choices:  # the first one where no other is given
+                chosen = given.get(prefix + name, choices[0]["key"])
+                inputs = next(choice["inputs"] for choice in choices if choice["key"] == chosen)
+                yield from _inputs(inputs, given, f"{prefix}{name}.")
 
 
 # ----------------------------------------------------------------------------------------------------------- drawing
@@ -249,7 +257,7 @@ class _Drawing:
         """In the order of the definition, not of the slots."""
         for one in inputs_of(self.known[node["class_type"]], node["inputs"]):
             if one.is_widget and one.kind != _ui().COMPARE:
-                yield node["inputs"].get(one.name, one.options.get("default"))
+                yield node["inputs"].get(one.name, one.default)
                 yield from [CONTROL] if one.has_control else []
                 yield from ["image"] if one.options.get("image_upload") else []
 

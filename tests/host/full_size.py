@@ -161,13 +161,13 @@ def sentence_pieces() -> bytes:
 def write(
     path: Path,
     entries: Shapes,
-    dtype: torch.dtype,
+    dtype: torch.dtype | Mapping[str, torch.dtype],
     descriptions: Mapping[str, bytes] | None = None,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
     """A safetensors file as long as the real one, of which only the header is on the disk.
 
-    What ``descriptions`` holds comes first, as bytes that are there. Scalars are in single precision.
+    What ``descriptions`` holds comes first, as bytes that are there. ``dtype`` is of all entries, or of each.
     """
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     data = b"".join((descriptions or {}).values())
@@ -176,7 +176,7 @@ def write(
         header[key] = {"dtype": "U8", "shape": [len(value)], "data_offsets": [offset, offset + len(value)]}
         offset += len(value)
     for key, shape in entries.items():
-        kind = torch.float32 if shape == () else dtype
+        kind = dtype if isinstance(dtype, torch.dtype) else dtype[key]
         size = torch.Size(shape).numel() * kind.itemsize
         header[key] = {"dtype": NAMES[kind], "shape": list(shape), "data_offsets": [offset, offset + size]}
         offset += size

@@ -15,6 +15,11 @@ from . import full_size
 from .full_size import Shapes, blank, host, shapes
 
 
+SCALE = "scale_weight"
+TABLES = ("shared.weight", "embed_tokens.weight", "relative_attention_bias.weight")
+HALF, BRAIN, EIGHT, FULL = torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float32
+
+
 class File(NamedTuple):
     """What is in a file: entries, their dtype, and what its header says besides."""
 
@@ -29,9 +34,17 @@ def _prefixed(entries: Shapes, prefix: str) -> Shapes:
 
 
 def _scaled(entries: Shapes) -> Shapes:
-    """With the scale of each matrix, as files in scaled 8 bits have it."""
-    scales = {key.removesuffix("weight") + "scale_weight": () for key, shape in entries.items() if len(shape) == 2}
-    return {**entries, **scales, "scaled_fp8": (0,)}
+    """With the scale of each matrix that is no table of embeddings, as files in scaled 8 bits have it."""
+    matrices = [key for key, shape in entries.items() if len(shape) == 2 and not key.endswith(TABLES)]
+    return {**entries, **{key.removesuffix("weight") + SCALE: () for key in matrices}, "scaled_fp8": (0,)}
+
+
+def _dtype(file: File, entries: Shapes, key: str) -> torch.dtype:
+    """Scales are in single precision; of what is in scaled 8 bits the rest is in 16."""
+    if key.endswith(SCALE):
+        return FULL
+    layer = key.removesuffix("weight")
+    return HALF if "scaled_fp8" in entries and key != "scaled_fp8" and layer + SCALE not in entries else file.dtype
 
 
 def _open_clip(entries: Shapes) -> Shapes:
@@ -141,7 +154,6 @@ def flux_lora(rank: int = 64) -> Shapes:
     return lora
 
 
-HALF, BRAIN, EIGHT, FULL = torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float32
 FILES: dict[str, File] = {
     "v1-5-pruned-emaonly-fp16.safetensors": File(full_size.sd15, HALF),
     "sd_xl_base_1.0.safetensors": File(sdxl, HALF),
@@ -170,4 +182,6 @@ def write_all(models: Path) -> None:
     """Writes them into the host's folders below ``models``."""
     for name, file in FILES.items():
         tokenizer = {"spiece_model": full_size.sentence_pieces()} if file.tokenizer else {}
-        full_size.write(models / MODELS[name][0] / name, file.entries(), file.dtype, tokenizer, file.metadata)
+        entries = file.entries()
+        dtypes = {key: _dtype(file, entries, key) for key in entries}
+        full_size.write(models / MODELS[name][0] / name, entries, dtypes, tokenizer, file.metadata)
