@@ -14,6 +14,7 @@ import pytest
 from headroom.tools.chromium import NoChromium, chromium, find_chromium, new_page, open_frontend
 from headroom.tools.client import Client
 from headroom.tools.environment import PACK, Environment
+from headroom.tools.public_names import add_example, host_options
 from headroom.tools.server import Server
 
 if TYPE_CHECKING:
@@ -36,9 +37,11 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="package")
-def client() -> Iterator[Client]:
-    """One user of a host with the pack."""
-    with Server(Environment.from_variables(), cpu=True) as server:
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """One user of a host with the pack, which lists the files that the templates name."""
+    options = host_options(tmp_path_factory.mktemp("public_names"))
+    with Server(Environment.from_variables(), extra_args=options, cpu=True) as server:
+        add_example(server)
         yield Client(server.url)
 
 

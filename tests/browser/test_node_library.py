@@ -100,10 +100,11 @@ def library(page: Page) -> Locator:
 @pytest.mark.parametrize("view", ["classic"])  # the library is the same in both
 def test_every_node_is_in_the_library_and_dragged_into_the_graph(page: Page, client: Client) -> None:
     entries = library(page)
+    entries.filter(has_text="Memory Report").scroll_into_view_if_needed()  # our last: now all are in sight
+    page.wait_for_timeout(500)
     for name, about in our_nodes(client).items():
         page.evaluate(CLEAR)
         entry = entries.filter(has=page.get_by_text(about["display_name"], exact=True)).first
-        entry.scroll_into_view_if_needed()
         entry.drag_to(page.locator("#graph-canvas"), target_position=CENTRE)
         page.wait_for_function(ONLY, arg=name)
 
@@ -135,7 +136,9 @@ def test_nodes_are_found_by_what_people_call_them_and_added_by_their_name(page: 
             page.keyboard.insert_text(words)
             ours.wait_for()
         ours.click()
-        page.mouse.click(CENTRE["x"], CENTRE["y"])  # it hangs on the mouse until it is put down
+        page.mouse.move(CENTRE["x"], CENTRE["y"], steps=4)  # it hangs on the mouse until it is put down
+        page.wait_for_timeout(200)
+        page.mouse.click(CENTRE["x"], CENTRE["y"])
         page.wait_for_function(ONLY, arg=name)
 
 
