@@ -6,7 +6,8 @@ import contextlib
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 import comfy.model_management
 import comfy.patcher_extension
@@ -109,6 +110,15 @@ def unload_with_clones(model: ModelPatcher) -> None:
     loaded = comfy.model_management.current_loaded_models
     others = [entry for entry in loaded if entry.model is None or entry.model.model is not model.model]
     comfy.model_management.free_memory(1e30, model.load_device, others)
+
+
+def shown_when_reused() -> dict[str, Any]:
+    """Schema options of a node with a report on its face that is no output node: the host sends the report again
+    when it reuses the node's result. Older hosts (0.18.2) cannot: there a page opened since does not show it."""
+    from comfy_api.latest import io
+
+    name = "has_intermediate_output"
+    return {name: True} if name in {field.name for field in fields(io.Schema)} else {}
 
 
 def show_on_node(text: str) -> None:

@@ -8,6 +8,7 @@ from comfy_api.latest import io, ui
 
 from ..host.cast_sensitivity import Goal, cast_by_sensitivity
 from ..host.casting import COMPUTE_CHOICES, CastSettings, cast_clip, cast_model
+from ..host.compat import shown_when_reused
 from ..offload import STORAGES
 
 
@@ -119,6 +120,7 @@ class HeadroomCast(io.ComfyNode):
                 io.Model.Output(tooltip="A copy of the model; the input is unchanged."),
                 _report_output(),
             ],
+            **shown_when_reused(),
         )
 
     @classmethod
@@ -166,6 +168,7 @@ class HeadroomCastCLIP(io.ComfyNode):
                 io.Clip.Output(tooltip="A copy of the text encoder; the input is unchanged."),
                 _report_output(),
             ],
+            **shown_when_reused(),
         )
 
     @classmethod

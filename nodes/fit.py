@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from comfy_api.latest import io, ui
 
+from ..host.compat import shown_when_reused
 from ..host.estimate import Question, chosen_card
 from ..host.fit import apply_fit, find_fit
 from ..memory.prediction import GPU_CHOICES, QUALITIES, draw_forecast, render_fit, why_nothing_fits
@@ -57,6 +58,7 @@ class HeadroomFit(io.ComfyNode):
                 io.String.Output("plan", display_name="plan", tooltip="What was chosen and why, and the other ways."),
                 io.Image.Output("chart", display_name="chart", tooltip="Weights and activations against the limit."),
             ],
+            **shown_when_reused(),
         )
 
     @classmethod

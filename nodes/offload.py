@@ -6,6 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io, ui
 
+from ..host.compat import shown_when_reused
 from ..host.offload import DEFAULT_SLOTS, GRANULARITIES, apply_offload
 
 
@@ -63,6 +64,7 @@ class HeadroomOffload(io.ComfyNode):
                     " what would help.",
                 ),
             ],
+            **shown_when_reused(),
         )
 
     @classmethod
