@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import comfy.model_management
@@ -14,7 +15,7 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
-from ..memory import NodeReport, Row, draw_report, render_report
+from ..memory import MemoryBar, NodeReport, Row, draw_report, measured_bar, render_report
 from ..memory.prediction import CannotPredict
 from .device import describe_machine
 from .override import overrides_of
@@ -32,13 +33,30 @@ class Graph(Protocol):
     def has_node(self, node_id: str) -> bool: ...
 
 
-def memory_report(prompt: str, node: str, graph: Graph, model: ModelPatcher | None) -> tuple[str, Tensor]:
-    """Text, and a chart as an IMAGE (1, H, W, 3), of this prompt so far."""
+@dataclass(frozen=True)
+class MemoryReport:
+    """Of a prompt so far.
+
+    Attributes:
+        text: for people.
+        chart: IMAGE (1, H, W, 3), float32 from 0 to 1.
+        bar: measured peaks against the device.
+    """
+
+    text: str
+    chart: Tensor
+    bar: MemoryBar
+
+
+def memory_report(prompt: str, node: str, graph: Graph, model: ModelPatcher | None) -> MemoryReport:
+    """What the nodes of a prompt have done so far, those before ``node`` first."""
     nodes = list(_node_reports(prompt, node, graph))
     settings = [] if model is None else _describe_model(model)
-    machine = describe_machine(comfy.model_management.get_torch_device())
+    device = comfy.model_management.get_torch_device()
+    machine = describe_machine(device)
     chart = np.asarray(draw_report(nodes, machine), dtype=np.float32) / 255.0
-    return render_report(nodes, machine, settings), torch.from_numpy(chart)[None]
+    bar = measured_bar(nodes, int(comfy.model_management.get_total_memory(device)))
+    return MemoryReport(render_report(nodes, machine, settings), torch.from_numpy(chart)[None], bar)
 
 
 def _node_reports(prompt: str, node: str, graph: Graph) -> Iterator[NodeReport]:

@@ -3,14 +3,17 @@
 from .bars import Bar, draw_bars
 from .chart import draw_report
 from .mapped import file_backed_bytes
+from .memory_bar import USUAL_LIMIT, MemoryBar, measured_bar
 from .peak import Peak, PeakMeter
 from .report import NodeReport, format_bytes, render_report
 from .row_numbers import row_numbers
 from .runlog import AttentionCounts, Row, RunLog
 
 __all__ = [
+    "USUAL_LIMIT",
     "AttentionCounts",
     "Bar",
+    "MemoryBar",
     "NodeReport",
     "Peak",
     "PeakMeter",
@@ -20,6 +23,7 @@ __all__ = [
     "draw_report",
     "file_backed_bytes",
     "format_bytes",
+    "measured_bar",
     "render_report",
     "row_numbers",
 ]

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..host.compat import executing_node
 from ..host.estimate import Question, chosen_card, decode_in_graph, estimate, ram_total
-from ..memory.prediction import GPU_CHOICES, Verdict, advise, draw_forecast, render_forecast
+from ..memory.prediction import GPU_CHOICES, Verdict, advise, draw_forecast, forecast_bar, render_forecast
 from .card import cfg_input, gpu_input, limit_input, vram_input
+from .face import face
 
 GB = 2**30
 ACTIONS = ("report", "stop")
@@ -124,6 +125,5 @@ class HeadroomEstimate(io.ComfyNode):
             raise ValueError(f"stopped before sampling: {next(advise(forecast))}\n{report}")
         chart = torch.from_numpy(np.asarray(draw_forecast(forecast), dtype=np.float32) / 255.0)[None]
         sizes = (forecast.peak, forecast.least, forecast.activations, forecast.streamed_per_step, forecast.ram_needed)
-        return io.NodeOutput(
-            samples, report, *(size / GB for size in sizes), forecast.verdict.value, chart, ui=ui.PreviewText(report)
-        )
+        shown = face(report, forecast_bar(forecast))
+        return io.NodeOutput(samples, report, *(size / GB for size in sizes), forecast.verdict.value, chart, ui=shown)

@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..host.compat import shown_when_reused
 from ..host.estimate import Question, chosen_card
 from ..host.fit import apply_fit, find_fit
-from ..memory.prediction import GPU_CHOICES, QUALITIES, draw_forecast, render_fit, why_nothing_fits
+from ..memory.prediction import GPU_CHOICES, QUALITIES, draw_forecast, forecast_bar, render_fit, why_nothing_fits
 from .card import cfg_input, gpu_input, limit_input, vram_input
+from .face import face
 
 
 class HeadroomFit(io.ComfyNode):
@@ -83,4 +84,4 @@ class HeadroomFit(io.ComfyNode):
         fitted, planned = apply_fit(model, vae, fit)
         text = render_fit(fit)
         chart = torch.from_numpy(np.asarray(draw_forecast(fit.forecast, "Make it fit"), dtype=np.float32) / 255.0)[None]
-        return io.NodeOutput(fitted, planned, text, chart, ui=ui.PreviewText(text))
+        return io.NodeOutput(fitted, planned, text, chart, ui=face(text, forecast_bar(fit.forecast)))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from comfy_api.latest import io, ui
+from comfy_api.latest import io
 
 from ..host.compat import executing_node
 from ..host.report import memory_report
+from .face import face
 
 
 class HeadroomReport(io.ComfyNode):
@@ -48,5 +49,5 @@ class HeadroomReport(io.ComfyNode):
     @classmethod
     def execute(cls, anything: Any, model: Any = None) -> io.NodeOutput:
         prompt, node = executing_node()
-        report, chart = memory_report(prompt, node, cls.hidden.dynprompt, model)
-        return io.NodeOutput(anything, report, chart, ui=ui.PreviewText(report))
+        report = memory_report(prompt, node, cls.hidden.dynprompt, model)
+        return io.NodeOutput(anything, report.text, report.chart, ui=face(report.text, report.bar))

@@ -1,5 +1,6 @@
-// The text of our reports on the nodes' faces. The host shows a node's pictures by itself, its text only on nodes of its own.
+// Our reports on the nodes' faces, as text and as a bar. The host shows a node's pictures by itself, its text only on nodes of its own.
 import { app } from "../../scripts/app.js";
+import { addMemoryBar, showMemoryBar } from "./memory_bar.js";
 
 const NODES = new Set([
   "HeadroomReport",
@@ -10,11 +11,13 @@ const NODES = new Set([
   "HeadroomFit",
   "HeadroomCompare",
 ]);
+const WITH_BAR = new Set(["HeadroomReport", "HeadroomEstimate", "HeadroomFit"]);
 const WIDGET = "text";
 
 function show(node, output) {
   const widget = node?.widgets?.find(({ name }) => name === WIDGET);
   if (widget && output?.text) widget.value = output.text.join("\n");
+  if (WITH_BAR.has(node?.comfyClass)) showMemoryBar(node, output);
 }
 
 app.registerExtension({
@@ -22,10 +25,11 @@ app.registerExtension({
 
   nodeCreated(node) {
     if (!NODES.has(node.comfyClass)) return;
+    if (WITH_BAR.has(node.comfyClass)) addMemoryBar(node);
     const { widget } = app.widgets.STRING(node, WIDGET, ["STRING", { multiline: true }], app);
     widget.element.readOnly = widget.options.read_only = true;
     widget.serialize = widget.options.serialize = false; // neither saved in workflows nor sent with prompts
-    node.setSize([560, Math.max(380, node.size[1])]);
+    node.setSize([560, Math.max(380, node.computeSize()[1] + 60)]);
     const onExecuted = node.onExecuted;
     node.onExecuted = function (output) {
       onExecuted?.call(this, output);

@@ -6,6 +6,7 @@ from .convolution import Convolution
 from .fake import fake_copy, fake_mode, fake_tensor, fake_tree, name_modules
 from .fit_text import render_fit, why_nothing_fits
 from .forecast import Forecast, Stage, Verdict
+from .forecast_bar import forecast_bar
 from .live_bytes import LiveBytes
 from .numbers import forecast_numbers
 from .picture import draw_forecast
@@ -44,6 +45,7 @@ __all__ = [
     "fake_mode",
     "fake_tensor",
     "fake_tree",
+    "forecast_bar",
     "forecast_numbers",
     "name_modules",
     "named_card",

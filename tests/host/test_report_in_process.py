@@ -1,5 +1,6 @@
 """The memory report on the host's own prompt graph."""
 
+import comfy.model_management as model_management
 from comfy_execution.graph import DynamicPrompt
 
 from headroom.host.report import memory_report
@@ -20,12 +21,16 @@ def test_order_of_the_graph_and_then_the_rest_of_the_prompt() -> None:
     for node_id, work in (("12", "decode"), ("6", "decode"), ("5", "sampling")):
         ran("p", node_id, work)
     ran("q", "4", "decode")
-    report, chart = memory_report("p", "11", DynamicPrompt(graph), None)
+    found = memory_report("p", "11", DynamicPrompt(graph), None)
+    report, chart = found.text, found.chart
     positions = [report.index(f"#{node_id} ") for node_id in ("5", "6", "12")]
     assert positions == sorted(positions)
     assert "#4 Empty Latent Image" in report.split("Not measured:")[1]
     assert chart.shape[0] == 1
     assert chart.shape[-1] == 3
+    assert [load.name for load in found.bar.loads] == ["#5 sampling", "#6 decode", "#12 decode"]
+    assert {load.peak for load in found.bar.loads} == {2**20}
+    assert found.bar.total == model_management.get_total_memory(None)
 
 
 def test_a_model_names_its_settings() -> None:
@@ -34,5 +39,5 @@ def test_a_model_names_its_settings() -> None:
     from .families import FAMILIES
 
     model = apply_attention(FAMILIES["flux"].load(), backend="sliced", blocks="double:0", slice_rows=64)
-    report, _ = memory_report("p", "11", DynamicPrompt(with_headroom()), model)
+    report = memory_report("p", "11", DynamicPrompt(with_headroom()), model).text
     assert "model: asked for: sliced, 64 rows in blocks double:0" in report

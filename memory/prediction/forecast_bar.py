@@ -1,0 +1,17 @@
+"""A forecast as the numbers of a bar: what is on the card at each stage's peak, and what comes over the bus."""
+
+from __future__ import annotations
+
+from ..memory_bar import STREAMED, Load, MemoryBar
+from .forecast import Forecast, Stage
+
+
+def forecast_bar(forecast: Forecast) -> MemoryBar:
+    """Each stage with the weights that stay, as many as are allowed."""
+    return MemoryBar(forecast.card.total, forecast.allowed, tuple(_load(forecast, stage) for stage in forecast.stages))
+
+
+def _load(forecast: Forecast, stage: Stage) -> Load:
+    streamed = forecast.streamed(stage)
+    parts = {"weights": stage.weights - streamed, "activations": stage.activations, STREAMED: streamed}
+    return Load(stage.work, parts)

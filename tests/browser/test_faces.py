@@ -1,0 +1,113 @@
+"""What our nodes show on their faces: texts, and bars of memory with the numbers of the run."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from headroom.memory import format_bytes
+from headroom.tools.client import Client, Workflow
+
+from .test_in_the_browser import DROP, LOOK_AT, RUN, about_us, node
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+# By id, what the text begins with.
+TEXTS = {"2": "Layerwise Casting · ", "4": "Make it fit · ", "5": "Will it fit? · ", "7": "Headroom memory report · "}
+BARS = {"4": ["sampling", "decode"], "5": ["sampling", "decode"], "7": ["#6 decode"]}
+
+
+def graph() -> Workflow:
+    """Nothing is sampled: Will It Fit? and Memory Report are ends of their own."""
+    cast = {"storage": "float8_e4m3fn_scaled", "compute": "auto", "skip": "auto"}
+    card = {"cfg": 4.0, "vram_gb": 0.5}
+    return {
+        "1": node("CheckpointLoaderSimple", ckpt_name="tiny_sd15.safetensors"),
+        "2": node("HeadroomCast", model=["1", 0], **cast),
+        "3": node("EmptyLatentImage", width=128, height=128, batch_size=1),
+        "4": node("HeadroomFit", model=["2", 0], vae=["1", 2], samples=["3", 0], quality="exact", **card),
+        "5": node("HeadroomEstimate", model=["4", 0], samples=["3", 0], vae=["4", 1], if_too_big="report", **card),
+        "6": node("VAEDecode", samples=["5", 0], vae=["4", 1]),
+        "7": node("HeadroomReport", anything=["6", 0]),
+    }
+
+
+SHOWN = """([id, start]) => {
+  const { widgets } = app.rootGraph.getNodeById(id);
+  const face = document.querySelector(`[data-node-id="${id}"]`); // made of DOM elements, or drawn with some above it
+  const boxes = face ? face.querySelectorAll("textarea") : widgets.map(({ element }) => element);
+  return [...boxes].some((box) => box?.value?.startsWith(start) && box.checkVisibility());
+}"""
+SENT = "(id) => JSON.parse(app.nodeOutputs[id].headroom_bar[0])"
+# Of the bar on a node's face: its words, and of each row the sizes of its parts, their shares of the track's width in
+# pixels and the place of the limit in it.
+DRAWN = """(id) => {
+  const box = app.rootGraph.getNodeById(id).widgets.find(({ name }) => name === "memory").element;
+  const wide = (one) => one.getBoundingClientRect().width;
+  const rows = [...box.children].map((row) => {
+    const [name, track, peak] = row.children;
+    const [parts, line] = [[...track.querySelectorAll("[data-kind]")], track.querySelector("[data-limit]")];
+    const left = line.getBoundingClientRect().left - track.getBoundingClientRect().left;
+    return {
+      name: name.textContent,
+      peak: peak.textContent,
+      parts: Object.fromEntries(parts.map(({ dataset }) => [dataset.kind, Number(dataset.bytes)])),
+      shares: parts.map((part) => wide(part) / wide(track)),
+      limit: left / wide(track),
+    };
+  });
+  return { words: box.ariaLabel, role: box.role, visible: box.checkVisibility() && wide(box) > 100, rows };
+}"""
+
+
+def ran(client: Client, workflow: Workflow) -> None:
+    """Runs a workflow for nobody's page, so that the next run reuses its results."""
+    prompt = client.submit(workflow)
+    deadline = time.monotonic() + 120
+    while not client.history(prompt):
+        assert time.monotonic() < deadline, "the prompt did not end"
+        time.sleep(0.1)
+    assert client.history(prompt)["status"]["status_str"] == "success"
+
+
+@pytest.fixture
+def faces(page: Page, client: Client) -> Page:
+    """A page that has run the graph, of which the host had computed everything before."""
+    ran(client, graph())
+    page.evaluate(DROP, json.dumps(graph()))
+    assert page.evaluate(RUN) is None
+    return page
+
+
+def test_texts_and_bars_of_results_that_are_reused(faces: Page, complaints: list[str]) -> None:
+    for number, start in TEXTS.items():
+        faces.evaluate(LOOK_AT, number)
+        faces.wait_for_function(SHOWN, arg=[number, start])
+        if number in BARS:
+            check_bar(faces.evaluate(DRAWN, number), faces.evaluate(SENT, number), BARS[number])
+    assert not about_us(complaints)
+
+
+def check_bar(drawn: dict[str, Any], sent: dict[str, Any], names: list[str]) -> None:
+    assert drawn["visible"]
+    assert drawn["role"] == "img"
+    assert drawn["words"] == sent["sentence"]
+    assert [row["name"] for row in drawn["rows"]] == names
+    for row, load in zip(drawn["rows"], sent["loads"], strict=True):
+        assert row["parts"] == {kind: size for kind, size in load["parts"].items() if size}
+        assert row["shares"] == pytest.approx([size / sent["total"] for size in row["parts"].values()], abs=0.005)
+        assert row["limit"] == pytest.approx(sent["allowed"] / sent["total"], abs=0.005)
+        assert row["peak"] == format_bytes(load["peak"])
+
+
+def test_a_bar_is_neither_saved_nor_sent_and_says_that_it_has_no_numbers(page: Page) -> None:
+    page.evaluate("app.rootGraph.clear()")
+    page.evaluate("app.rootGraph.add(LiteGraph.createNode('HeadroomReport'))")
+    page.get_by_role("img", name="Memory: no numbers before a run").wait_for(state="attached")
+    saved, sent = page.evaluate("app.graphToPrompt().then(({ workflow, output }) => [workflow.nodes[0], output])")
+    assert not saved.get("widgets_values")
+    assert [about["inputs"] for about in sent.values()] == [{}]

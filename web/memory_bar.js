@@ -1,0 +1,77 @@
+// A bar of memory on a node's face: what each stretch of work takes, against the device and the limit.
+const NAME = "memory";
+const ROW_HEIGHT = 18;
+const MARGIN = 6;
+const COLOURS = { weights: "#3d5a80", before: "#3d5a80", activations: "#4ea1ff", growth: "#4ea1ff", streamed: null };
+const HATCHED = "repeating-linear-gradient(135deg, #3d5a80 0 2px, transparent 2px 6px)";
+const LIMIT = "#ff5d5d";
+const EMPTY = "Memory: no numbers before a run";
+
+const GB = 2 ** 30;
+const MB = 2 ** 20;
+const bytes = (count) => (count >= GB ? `${(count / GB).toFixed(2)} GB` : `${Math.round(count / MB)} MB`);
+const percent = (part, whole) => `${(100 * part) / whole}%`;
+
+function element(style, { text = "", title = "" } = {}) {
+  const made = document.createElement("div");
+  Object.assign(made.style, style);
+  made.textContent = text;
+  made.title = title;
+  return made;
+}
+
+function segment(kind, size, scale) {
+  const background = COLOURS[kind] ?? HATCHED;
+  const made = element({ width: percent(size, scale), height: "100%", background }, { title: `${kind} ${bytes(size)}` });
+  made.dataset.kind = kind;
+  made.dataset.bytes = size;
+  return made;
+}
+
+function line(allowed, scale) {
+  const style = { position: "absolute", left: percent(allowed, scale), top: "0", bottom: "0", width: "2px" };
+  const made = element({ ...style, background: LIMIT }, { title: `limit ${bytes(allowed)}` });
+  made.dataset.limit = allowed;
+  return made;
+}
+
+function row(load, allowed, scale) {
+  const made = element({ display: "flex", alignItems: "center", gap: "6px", height: `${ROW_HEIGHT}px` });
+  const track = element({ position: "relative", display: "flex", flex: "1", height: "10px", background: "#0006" });
+  const parts = Object.entries(load.parts).filter(([, size]) => size > 0);
+  track.append(...parts.map(([kind, size]) => segment(kind, size, scale)), line(allowed, scale));
+  const cut = { overflow: "hidden", textOverflow: "ellipsis", whiteSpace: "nowrap" };
+  const name = element({ width: "90px", ...cut }, { text: load.name, title: load.name });
+  const peak = element({ width: "60px", textAlign: "right" }, { text: bytes(load.peak) });
+  if (load.peak > allowed) peak.style.color = LIMIT;
+  made.append(name, track, peak);
+  return made;
+}
+
+function draw(box, { total, allowed, loads, sentence }) {
+  const sums = loads.map(({ parts }) => Object.values(parts).reduce((sum, size) => sum + size, 0));
+  const scale = Math.max(total, ...sums, 1);
+  box.replaceChildren(...loads.map((load) => row(load, allowed, scale)));
+  box.ariaLabel = sentence;
+}
+
+/** Adds an empty bar to a node; saved in no workflow and sent with no prompt. */
+export function addMemoryBar(node) {
+  const box = element({ font: "11px sans-serif", color: "var(--input-text, #ddd)", boxSizing: "border-box" });
+  box.role = "img";
+  box.ariaLabel = EMPTY;
+  const widget = node.addDOMWidget(NAME, "headroom_memory", box, { serialize: false, hideOnZoom: false, margin: MARGIN });
+  widget.serialize = false;
+  // As high as its rows (none before a run), where a widget with a layout would share the node's room with the text below.
+  widget.computeLayoutSize = undefined;
+  widget.computeSize = (width) => [width, box.childElementCount && ROW_HEIGHT * box.childElementCount + MARGIN];
+}
+
+/** Shows the numbers of an output that has some. */
+export function showMemoryBar(node, output) {
+  const box = node.widgets?.find(({ name }) => name === NAME)?.element;
+  const numbers = output?.headroom_bar?.[0];
+  if (!box || !numbers) return;
+  draw(box, JSON.parse(numbers));
+  node.setSize([node.size[0], Math.max(node.size[1], node.computeSize()[1])]);
+}
