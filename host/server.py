@@ -1,4 +1,4 @@
-"""Headroom over HTTP, in a server that runs: estimates, the run log, and a limit that prompts may ask for."""
+"""Headroom over HTTP, in a server that runs: estimates, fitting, the run log, and a limit that prompts may ask for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from ..memory import row_numbers
 from .runs import LOG
 
-ESTIMATE, RUNS = "/headroom/estimate", "/headroom/runs/{prompt_id}"
+ESTIMATE, FIT, RUNS = "/headroom/estimate", "/headroom/fit", "/headroom/runs/{prompt_id}"
 PROMPT_PATHS = ("/prompt", "/api/prompt")
 Handler = Callable[[Any], Awaitable[Any]]
 
@@ -32,6 +32,7 @@ def install() -> None:
         log.warning("Headroom: its routes were not added: the server runs already, or another copy of the pack did")
         return
     server.routes.post(ESTIMATE)(post_estimate)
+    server.routes.post(FIT)(post_fit)
     server.routes.get(RUNS)(get_runs)
     server.app.middlewares.append(_admission())
 
@@ -49,6 +50,20 @@ async def post_estimate(request: Any) -> Any:
     except ValueError as error:
         return web.json_response({"error": str(error)}, status=400)
     return web.json_response(answer.numbers | {"text": answer.text, "notes": list(answer.notes)})
+
+
+async def post_fit(request: Any) -> Any:
+    """``{"workflow": in either format, "quality", "vram_gb", "gpu", "limit"}`` with our nodes put in."""
+    from aiohttp import web
+
+    from .workflow_fit import fit_workflow
+
+    try:
+        asked = _json_object(await request.read(), '{"workflow": workflow}')
+        # In a thread of its own: it waits for no estimate, and a large workflow holds nothing up.
+        return web.json_response(await asyncio.to_thread(fit_workflow, asked))
+    except ValueError as error:
+        return web.json_response({"error": str(error)}, status=400)
 
 
 async def get_runs(request: Any) -> Any:
@@ -91,8 +106,11 @@ async def _estimate(workflow: Any, terms: Any) -> Any:
     return await asyncio.get_running_loop().run_in_executor(_WORKER, estimate_beside, workflow, terms)
 
 
-def _json_object(body: bytes) -> dict[str, Any]:
+def _json_object(body: bytes, form: str = '{"prompt": workflow in the API format}') -> dict[str, Any]:
     """
+    Args:
+        form: what is asked for, for the sentence.
+
     Raises:
         ValueError: something else.
     """
@@ -101,5 +119,5 @@ def _json_object(body: bytes) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"the body is no JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError('the body is no JSON object: send {"prompt": workflow in the API format}')
+        raise ValueError(f"the body is no JSON object: send {form}")
     return content

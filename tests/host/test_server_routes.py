@@ -19,6 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from headroom.cli.fit import answer as fit_answer
+from headroom.cli.fit import parser as fit_parser
 from headroom.host.answers import answering
 from headroom.host.dry_run import DryRun
 from headroom.host.estimate import chosen_card, ram_total
@@ -29,11 +31,20 @@ from headroom.nodes import NODES
 from headroom.tools.client import Client, PromptRejected
 from headroom.tools.server import Server
 
+from .ui_workflows import in_a_subgraph
+from .ui_workflows import text_to_image as ui_text_to_image
 from .workflows import node, text_to_image, with_headroom
 
 GB = 2**30
 CPU = torch.device("cpu")
 OURS = {one.GET_SCHEMA().node_id: one for one in NODES}
+
+
+def in_a_circle() -> dict[str, Any]:
+    """The latent is upscaled from what is sampled of it."""
+    workflow = text_to_image()
+    workflow["4"] = node("LatentUpscaleBy", samples=["5", 0], upscale_method="bilinear", scale_by=1.5)
+    return workflow
 
 
 def forecast(workflow: dict[str, Any], terms: Terms) -> Forecast:
@@ -102,6 +113,76 @@ class TestEstimate:
     )
     def test_bad_input(self, client: Client, body: Any, sentence: str) -> None:
         error = refused(client, "/headroom/estimate", body)["error"]
+        assert error.startswith(sentence)
+        assert "\n" not in error
+
+
+class TestFit:
+    @pytest.mark.parametrize("workflow", [text_to_image(), ui_text_to_image(), in_a_subgraph(ui_text_to_image())])
+    def test_it_is_what_the_command_line_writes_and_fitting_again_changes_nothing(
+        self, client: Client, workflow: dict[str, Any], tmp_path: Path
+    ) -> None:
+        before, after = tmp_path / "before.json", tmp_path / "after.json"
+        before.write_text(json.dumps(workflow))
+        said = fit_answer(fit_parser().parse_args([str(before), "-o", str(after), "--quality", "any", "--vram", "8"]))
+        fitted = client.post("/headroom/fit", {"workflow": workflow, "quality": "any", "vram_gb": 8})
+        assert fitted["workflow"] == json.loads(after.read_text()) != workflow
+        assert [*fitted["changed"], *fitted["notes"]] == said.splitlines()
+        assert fitted["summary"] == f"{len(fitted['changed'])} node inserted"
+        again = client.post("/api/headroom/fit", {"workflow": fitted["workflow"]})
+        assert again["workflow"] == fitted["workflow"]
+        assert again["changed"] == []
+        assert again["summary"] == "nothing to insert: this workflow is fitted already"
+
+    def test_the_settings_are_those_of_the_node(self, client: Client) -> None:
+        asked = {"quality": "near_exact", "vram_gb": 6.5, "gpu": "sm89", "limit": 0.7}
+        fitted = client.post("/headroom/fit", {"workflow": text_to_image(), **asked})["workflow"]
+        (inputs,) = (one["inputs"] for one in fitted.values() if one["class_type"] == "HeadroomFit")
+        assert {name: inputs[name] for name in asked} == asked
+
+    def test_what_is_fitted_runs(self, client: Client) -> None:
+        fitted = client.post("/headroom/fit", {"workflow": text_to_image(seed=45, save_latent=False)})
+        result = client.run(fitted["workflow"])
+        assert result.outputs["7"]["images"]
+
+    def test_what_is_left_alone_is_said(self, client: Client) -> None:
+        workflow = text_to_image()
+        del workflow["5"]["inputs"]["model"]
+        fitted = client.post("/headroom/fit", {"workflow": workflow})
+        assert fitted["notes"] == ["node 5 (KSampler) is left alone: nothing is connected to model"]
+
+    def test_nothing_to_fit(self, client: Client) -> None:
+        workflow = {"1": node("SolidMask", value=1.0, width=8, height=8)}
+        fitted = client.post("/headroom/fit", {"workflow": workflow})
+        assert fitted["workflow"] == workflow
+        assert fitted["summary"] == "nothing to fit: no sampler and no VAE for pictures in this workflow"
+
+    @pytest.mark.parametrize(
+        ("body", "sentence"),
+        [
+            (b"{", "the body is no JSON: "),
+            (b"[]", 'the body is no JSON object: send {"workflow": workflow}'),
+            ({}, "workflow: send a workflow as saved by ComfyUI, in the browser's format or the API format"),
+            ({"workflow": []}, "workflow: send a workflow as saved by ComfyUI"),
+            ({"workflow": {"a": 1}}, "this is no workflow in the API format: every entry needs class_type and inputs"),
+            ({"workflow": {"1": {"inputs": {}}}}, "workflow: an entry of it is not as ComfyUI writes it; save it"),
+            ({"workflow": {"nodes": [1]}}, "this is no workflow in the browser's format: save it again from ComfyUI"),
+            (
+                {"workflow": {"nodes": [{"id": 1, "type": "KSampler", "inputs": [1]}]}},
+                "workflow: an entry of it is not as Com",
+            ),
+            ({"workflow": in_a_circle()}, "the workflow has a circle through node 4"),
+            ({"workflow": text_to_image(), "quality": "best"}, "quality: 'best' is not known; choose one of exact, n"),
+            ({"workflow": text_to_image(), "quality": []}, "quality: [] is not known; choose one of exact, n"),
+            ({"workflow": text_to_image(), "gpu": "sm1"}, "gpu: 'sm1' is not known; choose one of this machine, sm75,"),
+            ({"workflow": text_to_image(), "gpu": {}}, "gpu: {} is not known; choose one of this machine, sm75,"),
+            ({"workflow": text_to_image(), "vram_gb": -1}, "vram_gb: -1 is no size; send GB as a number, 0 for this"),
+            ({"workflow": text_to_image(), "limit": 0.05}, "limit: 0.05 is too small a share of a card; choose from 0"),
+            ({"workflow": text_to_image(), "ram_gb": 8}, "'ram_gb' is not known; choose from workflow, quality, vram_"),
+        ],
+    )
+    def test_bad_input(self, client: Client, body: Any, sentence: str) -> None:
+        error = refused(client, "/headroom/fit", body)["error"]
         assert error.startswith(sentence)
         assert "\n" not in error
 
