@@ -26,11 +26,13 @@ EMPTY = {"en": "empty", "zh": "留空"}
 RANGE = {"en": "{}; {} to {}", "zh": "{}；{} 至 {}"}
 ROW = re.compile(r"^\| `(\w+)`[^|]*\| ([^|]*?) ?\|", re.MULTILINE)
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
+COMMANDS = "commands.json"
+SCRIPT = HELP.parent / "make_it_fit.js"
 NOT_LATIN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 
 
-def translations(language: str) -> dict[str, Any]:
-    return json.loads((LOCALES / language / FILE).read_text(encoding="utf-8"))
+def translations(language: str, file: str = FILE) -> dict[str, Any]:
+    return json.loads((LOCALES / language / file).read_text(encoding="utf-8"))
 
 
 def messages(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
@@ -179,4 +181,18 @@ def test_the_host_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "pack").symlink_to(LOCALES.parent, target_is_directory=True)
     monkeypatch.setitem(folder_paths.folder_names_and_paths, "custom_nodes", ([str(tmp_path)], set()))
     served = CustomNodeManager().build_translations()
-    assert served == {language: {"nodeDefs": translations(language)} for language in ("en", *TRANSLATED)}
+    assert served == {
+        language: {"nodeDefs": translations(language), "commands": translations(language, COMMANDS)}
+        for language in ("en", *TRANSLATED)
+    }
+
+
+def test_commands_have_their_labels_in_every_language() -> None:
+    """By id with the dots replaced; the English is that of the script."""
+    script = SCRIPT.read_text(encoding="utf-8")
+    command, title = (re.search(rf'const {name} = "(.+)";', script)[1] for name in ("ID", "TITLE"))
+    for language in ("en", *TRANSLATED):
+        assert list(translations(language, COMMANDS)) == [key(command)]
+        label = translations(language, COMMANDS)[key(command)]["label"]
+        assert label.startswith(translations(language)["HeadroomFit"]["display_name"])
+        assert (label == f"{title} (Headroom)") == (language == "en")
