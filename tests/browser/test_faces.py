@@ -11,7 +11,8 @@ import pytest
 from headroom.memory import format_bytes
 from headroom.tools.client import Client, Workflow
 
-from .test_in_the_browser import DROP, LOOK_AT, RUN, about_us, node
+from .graphs import node
+from .in_page import DROP, LOOK_AT, RUN, about_us
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

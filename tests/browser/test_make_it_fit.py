@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headroom.tests.host.ui_workflows import Workflow, graph, text_to_image, ui_node
 
-from .test_in_the_browser import DROP, about_us
+from .in_page import DROP, about_us
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page

@@ -14,7 +14,6 @@ from headroom.tools.template_specs import MODELS
 from . import full_size
 from .full_size import Shapes, blank, host, shapes
 
-
 SCALE = "scale_weight"
 TABLES = ("shared.weight", "embed_tokens.weight", "relative_attention_bias.weight")
 HALF, BRAIN, EIGHT, FULL = torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float32
