@@ -17,6 +17,7 @@ from ..memory import Row, file_backed_bytes, format_bytes
 from ..offload import block_lists
 from ..offload.prefetch import BlockPrefetch, Traffic
 from .budget import Budget, block_costs, least_weights, loads_by_the_host, plan_budget, set_budget
+from .compat import replays_steps
 from .device import GB
 from .sampling import COMPILED, current_row, measure_sampling, wrap
 from .transfer import bandwidth
@@ -108,6 +109,10 @@ def cannot_prefetch(model: ModelPatcher) -> str | None:
     """Why blocks are not prefetched here."""
     if model.is_dynamic():
         return "dynamic VRAM streams and prefetches by itself; the budget is its watermark limit"
+    if replays_steps():
+        return (
+            "this ComfyUI may replay recorded steps, which would not copy blocks anew; its own loader keeps the budget"
+        )
     if not acts_on(model.load_device):
         return f"nothing is copied on {model.load_device.type}; the budget is kept, but no memory is gained"
     if model.get_additional_models_with_key("multigpu"):

@@ -6,6 +6,7 @@ NaN.
 """
 
 import gc
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headroom.host import offload
+from headroom.host import compat, offload
 from headroom.host.budget import budget_of, least_weights, set_budget
 from headroom.host.casting import CastSettings, cast_model
 from headroom.host.offload import apply_offload
@@ -323,6 +324,19 @@ class TestPrefetch:
             sample(ours, family, steps=1)
         finally:
             torch._dynamo.reset()
+        assert not engines
+
+    def test_a_host_that_may_replay_steps_streams_by_itself(
+        self, engines: list[BlockPrefetch], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(compat, "_recording_pause", lambda: nullcontext)
+        family = FAMILIES["flux"]
+        stock = sample(family.load(), family, steps=1)
+        model = family.load()
+        budget = (least_weights(model, 2) + model.model_size()) / 2
+        ours, said = apply_offload(model, budget / GB, "block")
+        assert "replay" in said
+        assert torch.equal(sample(ours, family, steps=1), stock)
         assert not engines
 
     def test_what_ran_is_in_the_run_log(self, engines: list[BlockPrefetch]) -> None:
