@@ -36,6 +36,7 @@ from .fake_loading import loading_headers
 from .fit import apply_fit, find_fit
 from .predicted_text import predict_encoding
 from .predicted_vae import Coding
+from .ui_workflow import DYNAMIC
 from .vae import LowMemoryVAE, VAESettings, low_memory_vae
 
 Workflow = dict[str, dict[str, Any]]
@@ -282,6 +283,7 @@ class DryRun:
         if node is None:
             raise Unknown(f"{kind} is not in this ComfyUI")
         function: Callable[..., Any] = getattr(node, "execute", None) or getattr(node(), node.FUNCTION)
+        inputs = with_choices(node, inputs)
         try:
             inspect.signature(function).bind(**inputs)
         except TypeError as error:
@@ -297,6 +299,16 @@ class DryRun:
                 self.stages[number] = max(stage, other, key=lambda one: one.peak)
                 return
         self.stages.append(stage)
+
+
+def with_choices(node: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """As the host hands them to a node: a dynamic list's choice and the inputs that it brings are one dictionary."""
+    result = dict(inputs)
+    for group in node.INPUT_TYPES().values():
+        for name in [name for name, spec in group.items() if spec[0] == DYNAMIC and name in inputs]:
+            brought = {key: result.pop(key) for key in inputs if key.startswith(f"{name}.")}
+            result[name] = {name: inputs[name], **{key.partition(".")[2]: value for key, value in brought.items()}}
+    return result
 
 
 def is_link(value: Any) -> bool:

@@ -78,11 +78,7 @@ def _fake_entry(path: Path, name: str, entry: dict[str, Any], begin: int) -> Ten
         file.seek(begin + first)
         data = bytearray(file.read(last - first))
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
-        read = torch.frombuffer(data, dtype=dtype).reshape(entry["shape"])
-        held = read.numpy()
-        description = read.as_subclass(Description)
-    description.held = held
-    return description
+        return _held(torch.frombuffer(data, dtype=dtype).reshape(entry["shape"]))
 
 
 @contextmanager
@@ -99,8 +95,36 @@ def loading_headers(mode: FakeTensorMode, card: Card) -> Iterator[None]:
         "load_models_gpu": lambda *_, **__: None,
     }
     loader = replaced(comfy.utils, "load_torch_file", load_torch_file)
-    with answering(answers), loader, mode, replaced(nn.Module, "_apply", _apply_by_exchange):
+    with answering(answers), loader, _older_forms(), mode, replaced(nn.Module, "_apply", _apply_by_exchange):
         yield
+
+
+@contextmanager
+def _older_forms() -> Iterator[None]:
+    """The host describes layers of older 8-bit files in today's way: what it writes there is to be read again."""
+    convert = getattr(comfy.utils, "convert_old_quants", None)
+    if convert is None:  # an older host
+        yield
+        return
+
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        with torch._subclasses.fake_tensor.unset_fake_temporarily():
+            tensors, *more = convert(*args, **kwargs)
+            made = {name: _held(one) for name, one in tensors.items() if _is_made(name, one)}
+        return ({**tensors, **made}, *more)
+
+    with replaced(comfy.utils, "convert_old_quants", converted):
+        yield
+
+
+def _is_made(name: str, tensor: Tensor) -> bool:
+    return name.endswith(DESCRIPTIONS) and not isinstance(tensor, (Description, torch._subclasses.FakeTensor))
+
+
+def _held(tensor: Tensor) -> Description:
+    description: Description = tensor.as_subclass(Description)
+    description.held = tensor.numpy()
+    return description
 
 
 def _apply_by_exchange(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:

@@ -9,14 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import comfy.utils
 import folder_paths
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 import nodes
-from headroom.host.dry_run import DryRun
-from headroom.host.fake_loading import NotAHeader, read_header
-from headroom.memory.prediction import Forecast, Verdict, named_card
+from headroom.host.dry_run import DryRun, with_choices
+from headroom.host.fake_loading import NotAHeader, loading_headers, read_header
+from headroom.memory.prediction import Forecast, Verdict, fake_mode, named_card
 from headroom.nodes import NODES
+from headroom.nodes.local_attention import HeadroomLocalAttention
 
 from . import full_size
 from .conftest import ENVIRONMENT
@@ -151,6 +155,38 @@ def test_nodes_of_ours_count() -> None:
     assert ours.stages[2].method == "exact, in strips"
     assert ours.stages[2].peak <= 2.01 * GB
     assert answer(flux("fp8_e4m3fn")).stages[1].weights <= 0.51 * plain.stages[1].weights
+
+
+@pytest.mark.usefixtures("models")
+def test_a_budget_on_a_card_that_is_not_here() -> None:
+    """Its report says how fast weights get to the card: to one that is only asked about, nothing is copied."""
+    workflow = sdxl()
+    workflow["9"] = node("HeadroomOffload", model=["1", 0], vram_budget_gb=2.0, granularity="leaf")
+    workflow["6"]["inputs"]["model"] = ["9", 0]
+    assert answer(workflow).stages[1].budget == 2 * GB
+
+
+@pytest.mark.usefixtures("models")
+def test_a_dynamic_list_as_it_is_queued() -> None:
+    """Choice and inputs lie side by side in a workflow, and reach the node as one dictionary."""
+    workflow = sdxl()
+    cast = {"storage": "float8_e4m3fn_scaled", "compute": "auto", "skip": "auto", "sensitivity": "off"}
+    workflow["9"] = node("HeadroomCast", model=["1", 0], **cast)
+    workflow["6"]["inputs"]["model"] = ["9", 0]
+    assert answer(workflow).stages[1].weights <= 0.6 * answer(sdxl()).stages[1].weights
+    listed = {"pattern": "window", "pattern.radius": 4, "pattern.block": 8, "blocks": "all"}
+    nested = with_choices(HeadroomLocalAttention, listed)
+    assert nested == {"pattern": {"pattern": "window", "radius": 4, "block": 8}, "blocks": "all"}
+
+
+def test_8_bit_files_of_the_older_form() -> None:
+    """The host writes how their layers are stored, and reads it again."""
+    with loading_headers(fake_mode(), named_card("sm86", 8.0)):
+        tensors = {"a.weight": torch.empty(4, 4, dtype=torch.float8_e4m3fn), "a.scale_weight": torch.empty(())}
+        tensors["scaled_fp8"] = torch.empty(0, dtype=torch.float8_e4m3fn)
+        converted, _ = comfy.utils.convert_old_quants(tensors, metadata={})
+        assert json.loads(converted["a.comfy_quant"].numpy().tobytes()) == {"format": "float8_e4m3fn"}
+        assert isinstance(converted["a.weight"], FakeTensor)
 
 
 @pytest.mark.usefixtures("models")
