@@ -18,7 +18,9 @@ import pytest
 from PIL import Image
 
 import nodes
+from headroom.host.dry_run import DryRun
 from headroom.host.ui_workflow import to_api
+from headroom.memory.prediction import named_card
 from headroom.nodes import NODES
 from headroom.tools.client import Client
 from headroom.tools.server import PACK_FOLDER
@@ -29,6 +31,7 @@ from . import public_files
 from .conftest import ENVIRONMENT
 from .ui_workflows import Workflow, consistent, overlap
 
+GB = 2**30
 OURS = {one.GET_SCHEMA().node_id: one for one in NODES}
 # What stands in for a model or a text that is too large for tests, and what has its place in a template.
 STAND_INS = {"UNETLoader", "VAELoader", "CLIPLoader", "LoadTrainingDataset", "ConditioningZeroOut"}
@@ -213,6 +216,29 @@ def test_the_host_accepts_it(name: str, queued: Workflow) -> None:
     assert valid, (error, errors)
     assert not errors
     assert outputs
+
+
+@pytest.mark.usefixtures("public")
+@pytest.mark.parametrize(
+    ("name", "weights"),
+    [
+        ("will_it_fit", 4.78),
+        ("sd35_text_to_image", 7.71),
+        ("wan_text_to_video", 2.64),
+        ("ltx_text_to_video", 3.58),
+    ],
+)
+def test_its_files_are_found_out_by_the_host(queued: Workflow, weights: float) -> None:
+    """By their headers, gone through without data on a small picture; GB of the diffusion model as it is stored."""
+    for one in queued.values():
+        one["inputs"] |= {side: 256 for side in ("width", "height") if side in one["inputs"]}
+        one["inputs"] |= {"length": 9} if "length" in one["inputs"] else {}
+    run = DryRun(queued, named_card("sm86", 24.0), ours=OURS).run()
+    assert run.complete, run.unknown
+    assert {stage.work for stage in run.stages} == {"text", "sampling", "decode"}
+    assert not any(stage.doubt for stage in run.stages)
+    (sampling,) = (stage for stage in run.stages if stage.work == "sampling")
+    assert sampling.weights / GB == pytest.approx(weights, rel=0.01)
 
 
 def test_each_public_file_is_named_by_a_template() -> None:
