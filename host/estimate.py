@@ -20,7 +20,7 @@ from .calibrated import workspaces_for
 from .conditions import usual_conditioning
 from .device import GB, memory_budget
 from .override import overrides_of
-from .predicted_step import Step, predict_step
+from .predicted_step import MASK, Step, hides_nothing, predict_step
 from .predicted_text import predict_text
 from .predicted_vae import Coding, predict_coding
 from .report import Graph
@@ -202,7 +202,12 @@ def step_key(step: Step, card: Card) -> tuple[Any, ...]:
 
     def shapes(conditioning: Sequence[Any]) -> tuple[Any, ...]:
         return tuple(
-            (shape(text), *((key, shape(value)) for key, value in options.items())) for text, options in conditioning
+            (
+                shape(text),
+                *((key, shape(value)) for key, value in options.items()),
+                MASK in options and hides_nothing(options[MASK]),
+            )
+            for text, options in conditioning
         )
 
     settings = tuple(override.describe() for override in overrides_of(step.model))

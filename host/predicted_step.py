@@ -22,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from ..attention import parse_blocks
 from ..memory.prediction import (
     DOCUMENTED,
+    CannotPredict,
     Card,
     LiveBytes,
     Prediction,
@@ -48,6 +49,7 @@ SAMPLER_LATENTS = 5
 HOST_LISTS = ("weight_function", "bias_function")
 COUNTED = "headroom_counted"
 BOUNDLESS = 2**62
+MASK = "attention_mask"
 ALL = parse_blocks("all")
 
 
@@ -79,6 +81,16 @@ def predict_step(step: Step, card: Card, workspaces: Workspaces = DOCUMENTED) ->
     Raises:
         CannotPredict: the model looks at its data.
     """
+    try:
+        return _predicted(step, card, workspaces)
+    except CannotPredict:
+        unmasked = _without_idle_masks(step)
+        if unmasked is None:
+            raise
+        return _predicted(unmasked, card, workspaces)
+
+
+def _predicted(step: Step, card: Card, workspaces: Workspaces) -> Prediction:
     mode = fake_mode()
     with answering(card_answers(card)):
         stand_in = StandIn.of(step.model, mode, card)
@@ -239,6 +251,27 @@ def _treats_blocks_alike(model: ModelPatcher) -> bool:
     options = model.model_options.get("transformer_options", {})
     chosen = (override.selection.blocks for override in overrides_of(model))
     return not options.get("patches") and not options.get("patches_replace") and all(one == ALL for one in chosen)
+
+
+def _without_idle_masks(step: Step) -> Step | None:
+    """The step without masks of its texts that hide nothing, which some models (Lumina 2, Z-Image) look at and leave
+    out; None where there is no such mask."""
+    masks = [options[MASK] for _, options in (*step.positive, *step.negative) if MASK in options]
+    if not any(hides_nothing(mask) for mask in masks):
+        return None
+
+    def unmasked(conditioning: Sequence[Any]) -> list[Any]:
+        return [
+            [text, {key: value for key, value in options.items() if key != MASK or not hides_nothing(value)}]
+            for text, options in conditioning
+        ]
+
+    return replace(step, positive=unmasked(step.positive), negative=unmasked(step.negative))
+
+
+def hides_nothing(mask: Tensor) -> bool:
+    """A text that was encoded without data is taken to fill its mask: the host pads only what is encoded together."""
+    return isinstance(mask, FakeTensor) or bool((mask != 0).all())
 
 
 def _fake_what_is_left(conds: dict[str, list[dict[str, Any]]]) -> None:

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,25 @@ class TestSteps:
         family = FAMILIES["hidream"]
         with pytest.raises(CannotPredict, match="nonzero"):
             predict_step(step_of(family.load(), family, family.latent()), this_cpu())
+
+    @pytest.mark.parametrize("name", ["z_image", "lumina2"])
+    def test_a_mask_that_hides_nothing_is_left_out_as_the_host_does(self, name: str) -> None:
+        """The host looks at the mask's data, which a prediction does not have."""
+        family = FAMILIES[name]
+        model, plain = family.load(), family.conditioning(1)
+
+        def masked(hidden: int) -> Any:
+            mask = torch.ones(plain[0][0].shape[:2])
+            mask[:, :hidden] = 0
+            return replace(
+                step_of(model, family, family.latent()),
+                positive=[[text, {**options, "attention_mask": mask}] for text, options in plain],
+            )
+
+        without = replace(step_of(model, family, family.latent()), positive=plain)
+        assert predict_step(masked(0), this_cpu()).activations == predict_step(without, this_cpu()).activations
+        with pytest.raises(CannotPredict):
+            predict_step(masked(1), this_cpu())
 
 
 class TestCoding:
