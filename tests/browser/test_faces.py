@@ -18,17 +18,21 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 # By id, what the text begins with.
-TEXTS = {"2": "Layerwise Casting · ", "4": "Make it fit · ", "5": "Will it fit? · ", "7": "Headroom memory report · "}
+TEXTS = {
+    "2": "Block Offload: no budget",
+    "4": "Make it fit · ",
+    "5": "Will it fit? · ",
+    "7": "Headroom memory report · ",
+}
 BARS = {"4": ["sampling", "decode"], "5": ["sampling", "decode"], "7": ["#6 decode"]}
 
 
 def graph() -> Workflow:
     """Nothing is sampled: Will It Fit? and Memory Report are ends of their own."""
-    cast = {"storage": "float8_e4m3fn_scaled", "compute": "auto", "skip": "auto"}
     card = {"cfg": 4.0, "vram_gb": 0.5}
     return {
         "1": node("CheckpointLoaderSimple", ckpt_name="tiny_sd15.safetensors"),
-        "2": node("HeadroomCast", model=["1", 0], **cast),
+        "2": node("HeadroomOffload", model=["1", 0], vram_budget_gb=0.0, granularity="auto"),
         "3": node("EmptyLatentImage", width=128, height=128, batch_size=1),
         "4": node("HeadroomFit", model=["2", 0], vae=["1", 2], samples=["3", 0], quality="exact", **card),
         "5": node("HeadroomEstimate", model=["4", 0], samples=["3", 0], vae=["4", 1], if_too_big="report", **card),
@@ -78,8 +82,8 @@ def ran(client: Client, workflow: Workflow) -> None:
 @pytest.fixture
 def faces(page: Page, client: Client) -> Page:
     """A page that has run the graph, of which the host had computed everything before."""
-    ran(client, graph())
     page.evaluate(DROP, json.dumps(graph()))
+    ran(client, page.evaluate("app.graphToPrompt().then(({ output }) => output)"))
     assert page.evaluate(RUN) is None
     return page
 
