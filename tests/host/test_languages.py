@@ -10,6 +10,7 @@ from typing import Any
 import folder_paths
 import pytest
 from app.custom_node_manager import CustomNodeManager
+from PIL import Image
 
 from headroom.nodes import NODES
 from headroom.tools.locales import FILE, LOCALES, as_json, english, every_input, key
@@ -25,6 +26,9 @@ HEADINGS = {
 EMPTY = {"en": "empty", "zh": "留空"}
 RANGE = {"en": "{}; {} to {}", "zh": "{}；{} 至 {}"}
 ROW = re.compile(r"^\| `(\w+)`[^|]*\| ([^|]*?) ?\|", re.MULTILINE)
+PICTURE = re.compile(r"^!\[[^\]]+\]\(([^)]+)\)$", re.MULTILINE)
+# Readable in the help panel, and small enough that all of them fit into the archive.
+LEAST_WIDTH, MOST_BYTES = 600, 120_000
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 COMMANDS = "commands.json"
 SCRIPT = HELP.parent / "make_it_fit.js"
@@ -170,10 +174,24 @@ def default_and_range(one: Any, language: str) -> str | None:
     return RANGE[language].format(*(f"{number:.15g}" for number in (default, one.min, one.max)))
 
 
+@pytest.mark.parametrize("language", HEADINGS)
+@pytest.mark.parametrize("node", IDS)
+def test_help_shows_a_picture_of_the_graph(node: str, language: str) -> None:
+    """The frontend resolves it from docs/ for a page in any language; `Image` fails where it is none."""
+    shown = PICTURE.findall(help_page(node, language))
+    assert shown == [f"pictures/{node}.jpg"]
+    with Image.open(HELP / shown[0]) as picture:
+        picture.load()
+        assert picture.format == "JPEG"
+        assert picture.width >= LEAST_WIDTH
+    assert (HELP / shown[0]).stat().st_size < MOST_BYTES
+
+
 def test_no_help_page_without_its_node() -> None:
     assert {path.stem for path in HELP.glob("*.md")} == set(IDS)
-    assert {path.name for path in HELP.iterdir() if path.is_dir()} - {"pictures"} == set(IDS)
+    assert {path.name for path in HELP.iterdir() if path.is_dir()} == {*IDS, "pictures"}
     assert {path.name for path in HELP.glob("*/*.md")} == {"zh.md"}
+    assert {path.name for path in (HELP / "pictures").iterdir()} == {f"{node}.jpg" for node in IDS}
 
 
 def test_the_host_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
