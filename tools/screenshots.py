@@ -5,12 +5,14 @@ Started by `python3 -m tools screenshots`, which makes the environment that this
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,29 +37,20 @@ BARE = {
     "Comfy.Graph.CanvasMenu": False,
     "LiteGraph.Canvas.MinFontSizeForLOD": 0,
 }
-THUMBNAIL, THUMBNAIL_SAVED = (1200, 900), (640, 480)
-CLOSE_UP, CLOSE_UP_SAVED = (1400, 875), (960, 600)
-WIDE = (1920, 840)
+THUMBNAIL, THUMBNAIL_SAVED, THUMBNAIL_SCALE = (1200, 760), (720, 456), 0.9
+CLOSE_UP, CLOSE_UP_SAVED, CLOSE_UP_SCALE = (1200, 680), (960, 544), 1.0
 QUALITY = 82
-MODEL, GENERATED, SIDE = "sd_xl_base_1.0.safetensors", "tiny_sd15.safetensors", 512
+MODELS, GENERATED = ("sd_xl_base_1.0.safetensors", "v1-5-pruned-emaonly-fp16.safetensors"), "tiny_sd15.safetensors"
 LOAD = "(graph) => app.loadGraphData(graph)"
-# Brings nodes into view; with those that they are linked to, if asked.
-FRAME = """([types, withNeighbours]) => {
-  const chosen = new Set(app.rootGraph.nodes.filter(({ type }) => types.includes(type)));
-  if (withNeighbours) {
-    const ids = new Set([...chosen].map(({ id }) => String(id)));
-    for (const link of app.rootGraph.links.values()) {
-      const ends = [link.origin_id, link.target_id];
-      if (ends.some((id) => ids.has(String(id)))) {
-        for (const id of ends) chosen.add(app.rootGraph.getNodeById(id));
-      }
-    }
-  }
-  const boxes = [...chosen].map(({ pos, size }) => [pos[0], pos[1] - 40, pos[0] + size[0], pos[1] + size[1]]);
-  const [left, top] = [0, 1].map((side) => Math.min(...boxes.map((box) => box[side])) - 30);
-  const [right, bottom] = [2, 3].map((side) => Math.max(...boxes.map((box) => box[side])) + 30);
+# Brings nodes of these types into the middle, not larger than a scale, and all of them if they have room.
+FRAME = """([types, most]) => {
+  const boxes = app.rootGraph.nodes
+    .filter(({ type }) => types.includes(type))
+    .map(({ pos, size }) => [pos[0] - 30, pos[1] - 80, pos[0] + size[0] + 30, pos[1] + size[1] + 50]);
+  const [left, top] = [0, 1].map((side) => Math.min(...boxes.map((box) => box[side])));
+  const [right, bottom] = [2, 3].map((side) => Math.max(...boxes.map((box) => box[side])));
   const [width, height] = [app.canvasEl.clientWidth, app.canvasEl.clientHeight];
-  const scale = Math.min(width / (right - left), height / (bottom - top), 1.25);
+  const scale = Math.min(width / (right - left), height / (bottom - top), most);
   app.canvas.ds.scale = scale;
   app.canvas.ds.offset[0] = (width / scale - left - right) / 2;
   app.canvas.ds.offset[1] = (height / scale - top - bottom) / 2;
@@ -70,9 +63,14 @@ RUN = """() => new Promise((resolve) => {
 })"""
 
 
-def main() -> int:
-    """Take them all; 0 if it worked."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Take them; 0 if it worked."""
     unwind_on_terminate()
+    parser = argparse.ArgumentParser(
+        prog="python3 -m tools screenshots", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--only", choices=PARTS, help="one part of them")
+    chosen = parser.parse_args(arguments).only
     try:
         program = find_chromium()
         with (
@@ -81,7 +79,7 @@ def main() -> int:
             Server(Environment.from_variables(), extra_args=host_options(Path(folder)), cpu=True) as server,
         ):
             add_example(server)
-            for path in take_all(browser, Client(server.url)):
+            for path in taken(browser, Client(server.url), chosen):
                 print(path.relative_to(PACK), f"{path.stat().st_size / 1000:.0f} kB", flush=True)
     except (NoChromium, ServerError) as error:
         print(error, file=sys.stderr)
@@ -89,51 +87,97 @@ def main() -> int:
     return 0
 
 
-def take_all(browser: Browser, client: Client) -> Iterator[Path]:
-    """Every picture, as it is written."""
-    yield from thumbnails(browser, client)
-    yield template_browser(browser, client)  # shows them
-    yield from close_ups(browser, client)
-    yield run_picture(browser, client)
+def taken(browser: Browser, client: Client, only: str | None) -> Iterator[Path]:
+    """Every picture, or those of one part, as it is written."""
+    for name, part in PARTS.items():
+        if only in (None, name):
+            yield from part(browser, client)
 
 
 def thumbnails(browser: Browser, client: Client) -> Iterator[Path]:
-    """Of each template what is ours in it, with what that is linked to."""
+    """Of each template the node that it is about, and what is around it."""
     with graph_page(browser, client, THUMBNAIL) as page:
         for template in templates():
             show(page, template)
-            page.evaluate(FRAME, [ours(template), True])
+            page.evaluate(FRAME, [[subject(template)], THUMBNAIL_SCALE])
             yield save(page, WORKFLOWS / f"{template['name']}.jpg", THUMBNAIL_SAVED)
 
 
 def close_ups(browser: Browser, client: Client) -> Iterator[Path]:
     """Of each node, in the first template that holds it."""
     HELP.mkdir(exist_ok=True)
-    found = {kind: template for template in reversed(list(templates())) for kind in (*ours(template), REPORT)}
+    found = {kind: template for template in reversed(list(templates())) for kind in ours(template)}
     with graph_page(browser, client, CLOSE_UP) as page:
         for kind, template in sorted(found.items()):
             show(page, template)
-            page.evaluate(FRAME, [[kind], True])
+            page.evaluate(FRAME, [[kind], CLOSE_UP_SCALE])
             yield save(page, HELP / f"{kind}.jpg", CLOSE_UP_SAVED)
 
 
-def run_picture(browser: Browser, client: Client) -> Path:
-    """The README's first: Make It Fit's template after it has run, on a small model."""
-    content = (WORKFLOWS / "make_it_fit.json").read_text(encoding="utf-8").replace(MODEL, GENERATED)
-    template = json.loads(content)
+@dataclass(frozen=True)
+class Run:
+    """A picture of a template that has run, on a small model.
+
+    Attributes:
+        template: its name.
+        picture: the file in docs/.
+        size: of the page.
+        shown: types of the nodes that are in the picture.
+        widgets: values by type and index of the widget, which make it small enough for a CPU.
+    """
+
+    template: str
+    picture: str
+    size: tuple[int, int]
+    shown: Sequence[str]
+    widgets: Mapping[tuple[str, int], Any]
+
+
+RUNS = (
+    Run(
+        "side_by_side",
+        "graph.png",
+        (1600, 1060),
+        ("PreviewImage", "HeadroomReport", "SaveImage"),
+        {("ImageScale", 1): 512, ("ImageScale", 2): 512, ("VAEDecodeTiled", 0): 256},
+    ),
+    Run(
+        "make_it_fit",
+        "make_it_fit.png",
+        (1100, 520),
+        ("HeadroomFit", "PreviewImage"),
+        {("EmptyLatentImage", 0): 512, ("EmptyLatentImage", 1): 512, ("KSampler", 2): 1},
+    ),
+)
+
+
+def run_picture(browser: Browser, client: Client, run: Run) -> Path:
+    """
+    Raises:
+        ServerError: the prompt failed.
+    """
+    template = json.loads((WORKFLOWS / f"{run.template}.json").read_text(encoding="utf-8"))
     for node in template["nodes"]:
-        if node["type"] == "EmptyLatentImage":
-            node["widgets_values"] = [SIDE, SIDE, 1]
-    with graph_page(browser, client, WIDE) as page:
+        values = node.get("widgets_values") or []
+        node["widgets_values"] = [GENERATED if value in MODELS else value for value in values]
+        for (kind, index), value in run.widgets.items():
+            if node["type"] == kind:
+                node["widgets_values"][index] = value
+    with graph_page(browser, client, run.size) as page:
         show(page, template)
         if (wrong := page.evaluate(RUN)) is not None:
-            raise ServerError(f"the prompt of the README's picture failed: {wrong}")
-        kinds = [node["type"] for node in template["nodes"] if node["type"] not in ("MarkdownNote", "CLIPTextEncode")]
-        page.evaluate(FRAME, [[kind for kind in kinds if kind != "CheckpointLoaderSimple"], False])
-        return save(page, DOCS / "graph.png")
+            raise ServerError(f"the prompt of {run.picture} failed: {wrong}")
+        page.evaluate(FRAME, [run.shown, 1.0])
+        return save(page, DOCS / run.picture)
 
 
-def template_browser(browser: Browser, client: Client) -> Path:
+def runs(browser: Browser, client: Client) -> Iterator[Path]:
+    """Templates after they have run."""
+    for run in RUNS:
+        yield run_picture(browser, client, run)
+
+
+def template_browser(browser: Browser, client: Client) -> Iterator[Path]:
     """Our templates as the host offers them."""
     with new_page(browser, client) as page:
         open_frontend(page, client)
@@ -141,7 +185,11 @@ def template_browser(browser: Browser, client: Client) -> Path:
         page.get_by_role("dialog").get_by_text(PACK_FOLDER).first.click()
         page.get_by_test_id("template-workflow-make_it_fit").wait_for()
         page.wait_for_load_state("networkidle")
-        return save(page, DOCS / "templates.png")
+        yield save(page, DOCS / "templates.png")
+
+
+# The template browser shows the thumbnails.
+PARTS = {"thumbnails": thumbnails, "browser": template_browser, "help": close_ups, "runs": runs}
 
 
 # --------------------------------------------------------------------------------------------------------- the page
@@ -154,8 +202,13 @@ def templates() -> Iterator[dict[str, Any]]:
 
 
 def ours(template: dict[str, Any]) -> list[str]:
-    """Types of our nodes in a template, the report apart, which is in nearly all."""
-    return sorted({node["type"] for node in template["nodes"] if node["type"].startswith(OURS)} - {REPORT})
+    """Types of our nodes in a template."""
+    return list(dict.fromkeys(node["type"] for node in template["nodes"] if node["type"].startswith(OURS)))
+
+
+def subject(template: dict[str, Any]) -> str:
+    """The type of our node that a template is about: one for the VAE and the report are in most."""
+    return next((kind for kind in ours(template) if kind != REPORT and "VAE" not in kind), ours(template)[0])
 
 
 @contextmanager
