@@ -17,6 +17,7 @@ import pytest
 from comfy_api.latest import _io
 
 import nodes
+from headroom.cli import files, fit
 from headroom.host.fit_places import LOADERS, VAE_WIDGETS, FitSettings
 from headroom.host.insert_fit import OUTPUTS, SOCKETS, TITLES, TYPES, insert_fit
 from headroom.host.ui_workflow import is_ui, is_widget, to_api
@@ -526,19 +527,10 @@ def test_fitting_twice_changes_nothing(workflow: Workflow) -> None:
 # -------------------------------------------------------------------------------------------------- the command line
 
 
-def cli(name: str = "fit") -> Any:
-    spec = importlib.util.spec_from_file_location(f"headroom_cli_{name}_tested", PACK / "cli" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_estimate_reads_both_formats() -> None:
-    converted = cli("estimate").api_nodes(text_to_image(), OURS)
+    converted = files.as_api(text_to_image(), OURS)
     assert converted == api(text_to_image())
-    assert cli("estimate").api_nodes({"prompt": converted}, OURS) == converted
+    assert files.as_api({"prompt": converted}, OURS) == converted
 
 
 def test_fit_as_people_run_it(tmp_path: Path) -> None:
@@ -556,11 +548,11 @@ def test_fit_as_people_run_it(tmp_path: Path) -> None:
 def test_fit_writes_what_it_got(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "in.json"
     path.write_text(json.dumps({"prompt": api_text_to_image(), "client_id": "a"}))
-    assert cli().main([str(path), "-o", str(path)]) == 0
+    assert fit.main([str(path), "-o", str(path)]) == 0
     assert json.loads(path.read_text()) == {"prompt": fitted(api_text_to_image()), "client_id": "a"}
-    assert cli().main([str(path), "-o", str(path)]) == 0
+    assert fit.main([str(path), "-o", str(path)]) == 0
     assert "nothing to insert" in capsys.readouterr().out
-    assert cli().GPUS == GPU_CHOICES
+    assert fit.GPUS == GPU_CHOICES
 
 
 @pytest.mark.parametrize(
@@ -579,7 +571,7 @@ def test_what_fit_refuses(
 ) -> None:
     path = tmp_path / "in.json"
     path.write_text(content)
-    assert cli().main([str(path), *(str(tmp_path / one) if "/" in one or one == "x" else one for one in options)]) == 2
+    assert fit.main([str(path), *(str(tmp_path / one) if "/" in one or one == "x" else one for one in options)]) == 2
     assert said in capsys.readouterr().err
     assert path.read_text() == content
     assert list(tmp_path.iterdir()) == [path]
