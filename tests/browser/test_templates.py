@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
+from PIL import Image
 
 from headroom.tools.server import PACK_FOLDER
 from headroom.tools.templates import WORKFLOWS
@@ -20,6 +21,10 @@ OPENED = """([name, ids]) => {
   const known = app.rootGraph.nodes.map(({ id }) => Number(id)).sort((one, other) => one - other);
   const open = app.extensionManager.workflow.activeWorkflow.path.includes(name);
   return open && JSON.stringify(known) === JSON.stringify(ids);
+}"""
+PICTURED = """([name, width, height]) => {
+  const picture = document.querySelector(`[data-testid="template-workflow-${name}"] img`);
+  return picture?.naturalWidth === width && picture.naturalHeight === height;
 }"""
 # What is red, or not known to the page.
 BROKEN = """app.rootGraph.nodes
@@ -40,8 +45,9 @@ def open_template(page: Page, name: str) -> None:
     page.get_by_role("dialog").get_by_text(PACK_FOLDER).first.click()
     card = page.get_by_test_id(f"template-workflow-{name}")
     card.wait_for()
-    picture = card.locator("img").first
-    assert f"/{name}.jpg" in (picture.get_attribute("src") or "")
+    card.scroll_into_view_if_needed()  # its picture is fetched when it is seen
+    with Image.open(WORKFLOWS / f"{name}.jpg") as thumbnail:
+        page.wait_for_function(PICTURED, arg=[name, *thumbnail.size])
     card.click()
     saved = json.loads((WORKFLOWS / f"{name}.json").read_text(encoding="utf-8"))
     page.wait_for_function(OPENED, arg=[name, sorted(node["id"] for node in saved["nodes"])])
