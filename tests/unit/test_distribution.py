@@ -13,6 +13,7 @@ from pathspec import PathSpec
 from PIL import Image, ImageChops, ImageStat
 
 from headroom.tools.artwork import colours, draw_banner, draw_icon
+from headroom.tools.hosts import CARRIERS
 
 try:
     import tomllib
@@ -119,3 +120,14 @@ def test_the_pictures_are_as_drawn(draw: Callable[[dict[str, str]], Image.Image]
     with Image.open(ROOT / "docs" / file) as picture:
         difference = ImageChops.difference(picture.convert("RGB"), draw(colours()))
     assert max(ImageStat.Stat(difference).mean) < 0.5
+
+
+def test_what_is_tested_at_night_can_be_had_and_is_said() -> None:
+    matrix = re.search(r"host: \[(.+)\]", (ROOT / ".github" / "workflows" / "hosts.yml").read_text())
+    table = re.search(r"^## Which ComfyUI$(.+?)^## ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    assert matrix is not None
+    assert table is not None
+    versions = re.findall(r'"(.+?)"', matrix[1])
+    assert len(versions) == 4
+    assert set(versions) <= CARRIERS.keys()
+    assert all(version in table[1] for version in versions)
