@@ -34,6 +34,8 @@ def _import_host() -> None:
     import comfy.cli_args
 
     sys.argv = arguments
+    import utils.json_util  # noqa: F401  # as the host's start does: its nodes put comfy/ before it, where utils is another
+
     import nodes  # noqa: F401
 
 
