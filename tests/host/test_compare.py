@@ -21,6 +21,7 @@ from headroom.benchmarks._harness import peak_bytes
 from headroom.host import compare as compare_module
 from headroom.host.attention import apply_attention
 from headroom.host.compare import (
+    CASTS,
     REFERENCE,
     Strategy,
     Switches,
@@ -37,6 +38,7 @@ from headroom.nodes.compare import HeadroomCompare
 
 from .drawn import drawn
 from .families import FAMILIES, sample
+from .test_casting import HELD
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -90,9 +92,10 @@ class TestFamilies:
         assert rows["attention host"].remark.startswith("host (")
         assert rows["attention auto"].remark in EXACT
         absent = {row.removeprefix("attention ") for row, found in rows.items() if found.remark.startswith("not here")}
-        assert absent == NOT_ON_A_CPU
-        casts = [rows[storage].measured for storage in ("int8_convrot", "float8_e4m3fn_scaled", "nvfp4")]
-        assert casts[0].noise < casts[1].noise < casts[2].noise
+        assert absent == NOT_ON_A_CPU | {storage for storage in CASTS if storage not in HELD}
+        nearest_first = [one for one in ("int8_convrot", "float8_e4m3fn_scaled", "nvfp4") if one in HELD]
+        casts = [rows[storage].measured for storage in nearest_first]
+        assert [cast.noise for cast in casts] == sorted({cast.noise for cast in casts})
         assert all(cast.weights < 0.6 * first.weights for cast in casts)
 
     def test_the_model_is_as_it_was(self, name: str) -> None:
@@ -219,9 +222,8 @@ def failing(error: Exception, model: Any) -> Any:
 class TestAround:
     def test_a_cast_is_gone_after_its_row(self) -> None:
         asked = work("flux")
-        (way,) = (
-            way for way in strategies(asked.model, Switches(False, "", False, True)) if way.name == "int8_convrot"
-        )
+        ways = strategies(asked.model, Switches(False, "", False, True))
+        (way,) = (way for way in ways if way.name == "float8_e4m3fn_scaled")
         alive: list[weakref.ref[Any]] = []
 
         def make(model: Any) -> Any:

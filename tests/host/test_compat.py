@@ -14,9 +14,14 @@ import comfy_execution.utils
 import pytest
 
 from headroom.host.compat import missing_features
+from headroom.host.quantised import why_not
 from headroom.nodes import NODES
+from headroom.offload import STORAGES
+
+from .conftest import ENVIRONMENT
 
 ROOT = Path(__file__).parents[2]
+VERSION = tuple(int(part) for part in ENVIRONMENT.version.split("."))
 NAME = "headroom_imported_anew"
 FEATURES = [
     (
@@ -49,6 +54,12 @@ def imported() -> ModuleType:
     sys.modules[NAME] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def test_storages_that_only_newer_hosts_have_are_named() -> None:
+    lacking = {name: why_not(storage) for name, storage in STORAGES.items() if why_not(storage) is not None}
+    assert set(lacking) == ({"int8_convrot"} if VERSION < (0, 27) else set())
+    assert all("which this ComfyUI lacks; choose float8_e4m3fn_scaled, or update" in why for why in lacking.values())
 
 
 def test_this_host_lacks_nothing() -> None:
