@@ -1,8 +1,9 @@
 """Make It Fit: a plan that fits or the least that would, applied by clones, kept to in what is measured."""
 
-import itertools
 import json
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
 from headroom.benchmarks._harness import peak_bytes
+from headroom.host import estimate as estimating
 from headroom.host.attention import apply_attention
 from headroom.host.budget import budget_of
 from headroom.host.casting import CastSettings, cast_model
@@ -31,9 +33,15 @@ from .drawn import drawn
 from .families import FAMILIES, load_vae, psnr, sample
 from .full_fits import CARDS, WISHES, question, write_files
 from .one_step import CPU, one_call
+from .test_casting import BETTER
 
 GB = 2**30
 QUALITIES = ("exact", "near_exact", "any")
+SIZE = r"\d+(\.\d\d)? [MG]B"
+SAMPLING = rf"sampling needs {SIZE} at least \([^;]+\)"
+DECODING = rf"decoding(: exact strips need {SIZE} at least| needs {SIZE} \([^;]+\))"
+ADVICE = r"(Set quality to (near_exact|any), which allows more, or m|M)ake the picture or the batch smaller"
+WHY_NOT = re.compile(rf"{SIZE} are allowed and nothing fits: ({SAMPLING}|({SAMPLING}; )?{DECODING})\. {ADVICE}\.")
 
 
 @pytest.fixture(autouse=True)
@@ -61,15 +69,15 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", [name for name in WISHES if "512" not in name])
+@pytest.mark.parametrize("name", [name for name in WISHES if name not in ("SD1.5, 512 px", "SD1.5, 1024 px")])
 def test_a_plan_for_every_card_that_fits_and_gets_no_worse_with_memory(files: Path, name: str) -> None:
-    """The table of settings in benchmarks/fit.md is made of these."""
+    """The table of settings in benchmarks/fit.md is made of these, and of the cards between."""
     asked = question(files, WISHES[name], named_card("sm86", 24.0))
-    fits = [find_fit(asked, named_card("sm86", vram)) for vram in CARDS]
+    fits = [find_fit(asked, named_card("sm86", vram)) for vram in CARDS[::2]]
     for fit in fits:
         assert_kept(fit)
     ranks = [(fit.loss, fit.seconds) for fit in fits if fit.found]
-    assert len(ranks) >= 4  # all but perhaps the smallest card
+    assert len(ranks) >= 2  # all but perhaps the smallest card
     assert ranks == sorted(ranks, reverse=True)
 
 
@@ -79,7 +87,7 @@ def assert_kept(fit: Fit) -> None:
         assert fit.loss <= {"exact": 0, "near_exact": 1, "any": 2}[fit.quality]
     else:
         assert fit.forecast.least > fit.allowed or fit.vae is None
-        assert "needs" in why_nothing_fits(fit) or "need" in why_nothing_fits(fit)
+        assert WHY_NOT.fullmatch(why_nothing_fits(fit)), why_nothing_fits(fit)
 
 
 def test_casting_is_for_cards_on_which_nothing_exact_fits(files: Path) -> None:
@@ -91,7 +99,7 @@ def test_casting_is_for_cards_on_which_nothing_exact_fits(files: Path) -> None:
     assert find_fit(asked, named_card("sm86", below), limit=1.0).sampling is None
     cast = find_fit(asked, named_card("sm86", below), "near_exact", limit=1.0).sampling
     assert cast is not None
-    assert (cast.storage, cast.loss) == ("int8_convrot", Loss.NEAR_EXACT)
+    assert (cast.storage, cast.loss) == (BETTER, Loss.NEAR_EXACT)
     assert cast.stage.weights < 0.56 * plain.stage.weights
 
 
@@ -289,14 +297,14 @@ class TestWorkflows:
 
 # ---------------------------------------------------------------------------------------------------------- as measured
 
-SHARES = (1.0, 0.75, 0.5, 0.35)
+SHARES = (1.0, 0.8, 0.5)
 
 
 @pytest.mark.parametrize(("name", "vae"), [("sd15", "sd"), ("flux", "flux"), ("wan21", "wan21")])
 def test_what_is_measured_stays_within_the_budget(name: str, vae: str) -> None:
     """On a CPU: weights have nowhere to be streamed from, so that attention, guidance and the VAE have to do it."""
     family = FAMILIES[name]
-    side = 128 if family.frames else 320  # where the work is large beside the weights
+    side = 128 if family.frames else 256  # where the work is large beside the weights
     question = asked(name, side, family.load(), vae=load_vae(vae))
     unplanned = find_fit(question, cpu(64 * GB)).forecast.peak
     kept = 0
@@ -304,11 +312,9 @@ def test_what_is_measured_stays_within_the_budget(name: str, vae: str) -> None:
         card = cpu(int(share * unplanned))
         fit = find_fit(question, card, limit=1.0)
         assert_kept(fit)
-        if not fit.found:
-            assert "MB at least" in why_nothing_fits(fit) or "needs" in why_nothing_fits(fit)
-            continue
-        kept += 1
-        assert max(measured(question, fit)) <= card.total
+        if fit.found:
+            kept += 1
+            assert max(measured(question, fit)) <= card.total
     assert kept >= 2
 
 
@@ -319,7 +325,7 @@ def measured(question: Question, fit: Fit) -> tuple[int, int]:
     family = next(one for one in FAMILIES.values() if one.load() is question.model)
     step = one_call(model, family, tuple(latent.shape), question.cfg)
     sampling = wrapped_in_turns(model, step)
-    sampling(), vae.decode(latent)
+    sampling(), vae.decode(latent[..., :8, :8])  # what is made once
     return model.model_size() + peak_bytes(sampling), vae.patcher.model_size() + peak_bytes(lambda: vae.decode(latent))
 
 
@@ -345,8 +351,22 @@ def test_the_input_is_only_read() -> None:
     assert budget_of(question.model) is None
 
 
-def test_budgets_are_predicted_for_another_card_only_by_its_total() -> None:
-    question = asked(side=512)
-    fits = [find_fit(question, named_card("sm86", 0.3)) for _ in range(2)]
-    assert fits[0].considered == fits[1].considered
-    assert all(one.stage == other.stage for one, other in itertools.pairwise([fit.vaes[-1] for fit in fits]))
+def test_budgets_are_predicted_for_another_card_only_by_its_total(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is free here: the host asks it for how many pictures of a batch it decodes together."""
+    latent = {"samples": FAMILIES["sd15"].latent(256, 256, batch=4)}
+    question, fits = replace(asked("sd15", vae=load_vae("sd")), latent=latent), []
+    for free in (2**20, 2**50):
+        estimating.KEPT.clear()
+        monkeypatch.setattr(
+            comfy.model_management,
+            "get_free_memory",
+            lambda dev=None, torch_free_too=False, free=free: (free, free) if torch_free_too else free,
+        )
+        fits.append(find_fit(question, named_card("sm86", 4.0)))
+    found = [[timeless(plan) for plan in (*fit.considered, *fit.vaes)] for fit in fits]
+    assert found[0] == found[1]
+
+
+def timeless(plan: Any) -> Any:
+    """Without what the prediction itself took."""
+    return replace(plan, stage=replace(plan.stage, prediction=replace(plan.stage.prediction, seconds=0.0)))
