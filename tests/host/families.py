@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -104,6 +105,13 @@ def sample(model: Any, family: Family, *, steps: int = 2, cfg: float = 3.0, late
     positive, negative = family.conditioning(1), family.conditioning(2)
     (result,) = nodes.KSampler().sample(model, 7, steps, cfg, "euler", "normal", positive, negative, start)
     return result["samples"]
+
+
+def each_once(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Every choice with the first of the others: for what does not depend on how they are combined."""
+    first = tuple(some[0] for some in choices)
+    others = [(*first[:at], one, *first[at + 1 :]) for at, some in enumerate(choices) for one in some[1:]]
+    return [first, *others]
 
 
 def psnr(result: Tensor, reference: Tensor) -> float:

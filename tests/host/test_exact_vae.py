@@ -309,14 +309,13 @@ def test_cancel_stops_at_the_next_strip(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 class TestBudget:
-    @pytest.mark.parametrize(("height", "width"), [(16, 16), (20, 48)])
-    def test_too_small_a_one_names_the_least(self, height: int, width: int) -> None:
+    def test_too_small_a_one_names_the_least(self) -> None:
         """And what it names is enough."""
-        x = AUTOENCODERS["sd"].latent(height, width)
+        x = AUTOENCODERS["sd"].latent(10, 24)
         least = least_gb("sd", x)
-        size = f"{8 * width} x {8 * height} needs at least"
         with pytest.raises(
-            ValueError, match=f"{size} .*raise vram_budget_gb, or set store to float16, or lower the size"
+            ValueError,
+            match=r"192 x 80 needs at least .*raise vram_budget_gb, or set store to float16, or lower the size",
         ):
             exact("sd", tile_size=0, vram_budget_gb=least - 0.002).decode(x)
         result = exact("sd", tile_size=0, vram_budget_gb=least).decode(x)
@@ -427,17 +426,16 @@ class TestOutOfMemory:
         return failures
 
     def test_within_less(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        times = 2
-        x = AUTOENCODERS["sd"].latent(32, 16)
+        x = AUTOENCODERS["sd"].latent(24, 12)
         expected = AUTOENCODERS["sd"].load().decode(x)
         exact("sd", tile_size=0).decode(x)
         peak = re.search(r"planned peak (\d+) MB", last_lines())
-        failures = self.failing(monkeypatch, times)
+        failures = self.failing(monkeypatch, 1)
         result = exact("sd", tile_size=0).decode(x)
-        assert failures == [times]
+        assert failures == [1]
         assert psnr(result, expected) >= NEAR_ENOUGH
-        assert len(last_row().notices) == times
-        assert all("out of memory: tried again within" in notice for notice in last_row().notices)
+        (notice,) = last_row().notices
+        assert "out of memory: tried again within" in notice
         lower = re.search(r"planned peak (\d+) MB", last_lines())
         assert int(lower[1]) < int(peak[1])
 
@@ -451,22 +449,23 @@ class TestOutOfMemory:
         assert "exact: " in last_lines()
 
     def test_and_then_in_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        x = AUTOENCODERS["sd"].latent(48, 24)
+        x = AUTOENCODERS["sd"].latent(24, 12)
         expected = AUTOENCODERS["sd"].load().decode(x)
         attempts = []
         recorded = ExactRun.run
 
         def out_of_memory(self: ExactRun, *args: Any, **kwargs: Any) -> Tensor:
-            recorded(self, *args, **kwargs)
+            if not attempts:  # once when all is done, then before anything is
+                recorded(self, *args, **kwargs)
             attempts.append(self.budget)
             raise OUT_OF_MEMORY("out of memory, on purpose")
 
         monkeypatch.setattr(ExactRun, "run", out_of_memory)
-        result = exact("sd", tile_size=128, overlap=64).decode(x)
+        result = exact("sd", tile_size=64, overlap=32).decode(x)
         assert 1 <= len(attempts) <= 4
         assert attempts == sorted(attempts, reverse=True)
         assert 15 < psnr(result, expected) < NEAR_ENOUGH
-        assert "feathered (approximate): 10 tiles of 128 x 128 px" in "".join(last_row().lines)
+        assert "feathered (approximate): 10 tiles of 64 x 64 px" in "".join(last_row().lines)
         *retries, last = last_row().notices
         assert len(retries) == 3
         assert all("out of memory: tried again within" in notice for notice in retries)

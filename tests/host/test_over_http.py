@@ -18,7 +18,8 @@ from headroom.tools.server import PACK_FOLDER, Server
 from .conftest import ENVIRONMENT
 from .workflows import ATTENTION, node, text_to_image, with_headroom
 
-MOST = {"width": 256, "height": 256, "steps": 2}
+MOST = {"width": 128, "height": 128, "steps": 2}
+LEAST = {"tile_size": 192}
 WORKFLOWS = sorted((Path(__file__).parents[2] / "workflows" / "api").glob("*.json"))
 
 
@@ -51,6 +52,7 @@ def test_workflow(client: Client, path: Path) -> None:
         item["inputs"] |= {
             name: min(item["inputs"][name], most) for name, most in MOST.items() if name in item["inputs"]
         }
+        item["inputs"] |= {name: least for name, least in LEAST.items() if 0 < item["inputs"].get(name, 0) < least}
     result = client.run(workflow)
     (report_id,) = (key for key, item in workflow.items() if item["class_type"] == "HeadroomReport")
     report = report_of(result, report_id)
