@@ -67,9 +67,7 @@ def parser() -> argparse.ArgumentParser:
     command = add("fit", fit, "put Headroom's nodes into a workflow file, so that it fits, and change nothing else")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="IN.json -o OUT.json ...", help="and options")
     command = add("screenshots", screenshots, "take the pictures of the README, the help pages and the templates anew")
-    command.add_argument(
-        "arguments", nargs=argparse.REMAINDER, metavar="--only PART", help="thumbnails, browser, help, runs"
-    )
+    command.add_argument("--only", metavar="PART", help="thumbnails, browser, help or runs")
     command = add("env", env, "make the environment and say where it is")
     command.add_argument("--json", action="store_true", help="one JSON object, the last line of the output")
     return top
@@ -133,8 +131,9 @@ def demo(options: argparse.Namespace) -> int:
 
 def screenshots(options: argparse.Namespace) -> int:
     """Take the pictures in the environment, by the system's Chromium."""
+    only = ("--only", options.only) if options.only else ()
     environment = prepare(options.host, with_tools=True)
-    return _run(environment, environment.python, "-m", "tools.screenshots", *options.arguments)
+    return _run(environment, environment.python, "-m", "tools.screenshots", *only)
 
 
 def bench(options: argparse.Namespace) -> int:
