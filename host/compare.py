@@ -34,7 +34,7 @@ from ..memory.prediction import DOCUMENTED, THIS_MACHINE, LiveBytes
 from ..offload import STORAGES
 from .attention import BACKEND_CHOICES, apply_attention
 from .casting import CastSettings, cast_model
-from .compat import is_out_of_memory, unload_with_clones
+from .compat import is_out_of_memory, latent_for, unload_with_clones
 from .device import describe_machine
 from .estimate import chosen_card
 from .quantised import why_not
@@ -51,7 +51,6 @@ SIZES = re.compile(r"\s*(0*[1-9][0-9]{0,8}\s*(,\s*0*[1-9][0-9]{0,8}\s*)*)?")
 TIMED_SECONDS, MOST_TIMED = 1.0, 5
 # Of a call that stands for a model's, to ask a backend whether it runs here.
 TOKENS, CHANNELS = 1024, 64
-RATIOS = ("downscale_ratio_spacial", "downscale_ratio_temporal")
 
 
 @dataclass(frozen=True)
@@ -235,9 +234,7 @@ def _latent(work: Work) -> Tensor:
         raise ValueError(
             "samples: a latent of video and sound together cannot be compared; connect one of a picture or a video"
         )
-    ratios = [work.samples.get(name) for name in RATIOS] if any(name in work.samples for name in RATIOS) else []
-    fixed: Tensor = comfy.sample.fix_empty_latent_channels(work.model, latent, *ratios)
-    return fixed
+    return latent_for(work.model, work.samples)
 
 
 def _head(work: Work, latent: Tensor) -> list[str]:

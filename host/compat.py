@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from typing import Any
 
 import comfy.model_management
 import comfy.patcher_extension
+import comfy.sample
 import comfy.sd
 import torch
 from comfy.model_patcher import ModelPatcher
+from torch import Tensor
 
+RATIOS = ("downscale_ratio_spacial", "downscale_ratio_temporal")  # of an empty LATENT, in the host's spelling
 OLDEST_TESTED, NEWEST_TESTED = "0.18.2", "0.30.0"
 
 
@@ -103,6 +107,18 @@ def outside_recording() -> AbstractContextManager[object]:
 def replays_steps() -> bool:
     """Whether the host may replay a block without running its Python, so that no choice by step is asked for again."""
     return _recording_pause() is not None
+
+
+def latent_for(model: ModelPatcher, latent: Mapping[str, Any]) -> Tensor:
+    """A LATENT's tensor with the channels and the size that a model wants, as in the host's samplers.
+
+    Hosts before 0.24 know nothing of a ratio in time: theirs are left out, as their samplers do.
+    """
+    function = comfy.sample.fix_empty_latent_channels
+    known = inspect.signature(function).parameters
+    ratios = {name: latent[name] for name in RATIOS if name in known and name in latent}
+    fixed: Tensor = function(model, latent["samples"], **ratios)
+    return fixed
 
 
 def unload_with_clones(model: ModelPatcher) -> None:

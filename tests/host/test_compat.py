@@ -12,13 +12,15 @@ import comfy.patcher_extension
 import comfy.sd
 import comfy_execution.utils
 import pytest
+import torch
 
-from headroom.host.compat import missing_features
+from headroom.host.compat import latent_for, missing_features
 from headroom.host.quantised import why_not
 from headroom.nodes import NODES
 from headroom.offload import STORAGES
 
 from .conftest import ENVIRONMENT
+from .families import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 VERSION = tuple(int(part) for part in ENVIRONMENT.version.split("."))
@@ -60,6 +62,25 @@ def test_storages_that_only_newer_hosts_have_are_named() -> None:
     lacking = {name: why_not(storage) for name, storage in STORAGES.items() if why_not(storage) is not None}
     assert set(lacking) == ({"int8_convrot"} if VERSION < (0, 27) else set())
     assert all("which this ComfyUI lacks; choose float8_e4m3fn_scaled, or update" in why for why in lacking.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "latent", "shape"),
+    [
+        ("flux", {"samples": torch.zeros(1, 4, 8, 6)}, (1, 16, 8, 6)),
+        ("flux", {"samples": torch.zeros(1, 4, 8, 6), "downscale_ratio_spacial": 16}, (1, 16, 16, 12)),
+        (
+            "wan21",
+            {"samples": torch.zeros(1, 16, 2, 8, 6), "downscale_ratio_temporal": 8},
+            (1, 16, 4 if VERSION >= (0, 24) else 2, 8, 6),
+        ),
+    ],
+)
+def test_an_empty_latent_becomes_what_the_model_wants(
+    name: str, latent: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    """As in this host's own samplers: those before 0.24 take a ratio in space alone."""
+    assert latent_for(FAMILIES[name].load(), latent).shape == shape
 
 
 def test_this_host_lacks_nothing() -> None:
