@@ -40,7 +40,7 @@ BARE = {
 THUMBNAIL, THUMBNAIL_SAVED, THUMBNAIL_SCALE = (1200, 760), (720, 456), 0.9
 CLOSE_UP, CLOSE_UP_SAVED, CLOSE_UP_SCALE = (1200, 680), (960, 544), 1.0
 QUALITY = 82
-MODELS, GENERATED = ("sd_xl_base_1.0.safetensors", "v1-5-pruned-emaonly-fp16.safetensors"), "tiny_sd15.safetensors"
+MODEL, GENERATED = "v1-5-pruned-emaonly-fp16.safetensors", "tiny_sd15.safetensors"
 LOAD = "(graph) => app.loadGraphData(graph)"
 # Brings nodes of these types into the middle, not larger than a scale, and all of them if they have room.
 FRAME = """([types, most]) => {
@@ -141,13 +141,6 @@ RUNS = (
         ("PreviewImage", "HeadroomReport", "SaveImage"),
         {("ImageScale", 1): 512, ("ImageScale", 2): 512, ("VAEDecodeTiled", 0): 256},
     ),
-    Run(
-        "make_it_fit",
-        "make_it_fit.png",
-        (1100, 520),
-        ("HeadroomFit", "PreviewImage"),
-        {("EmptyLatentImage", 0): 512, ("EmptyLatentImage", 1): 512, ("KSampler", 2): 1},
-    ),
 )
 
 
@@ -159,7 +152,7 @@ def run_picture(browser: Browser, client: Client, run: Run) -> Path:
     template = json.loads((WORKFLOWS / f"{run.template}.json").read_text(encoding="utf-8"))
     for node in template["nodes"]:
         values = node.get("widgets_values") or []
-        node["widgets_values"] = [GENERATED if value in MODELS else value for value in values]
+        node["widgets_values"] = [GENERATED if value == MODEL else value for value in values]
         for (kind, index), value in run.widgets.items():
             if node["type"] == kind:
                 node["widgets_values"][index] = value
