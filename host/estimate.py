@@ -20,7 +20,7 @@ from .calibrated import workspaces_for
 from .conditions import usual_conditioning
 from .device import GB, memory_budget
 from .override import overrides_of
-from .predicted_step import MASK, Step, hides_nothing, predict_step
+from .predicted_step import MASK, Step, hides_nothing, predict_step, shape_in_model
 from .predicted_text import predict_text
 from .predicted_vae import Coding, predict_coding
 from .report import Graph
@@ -98,8 +98,23 @@ def own_card(device: torch.device) -> Card:
 def estimate(question: Question, card: Card, limit: float = 0.85, ram: int = 0) -> Answer:
     """Predicts the stages of a question."""
     notes: list[str] = []
+    question = as_sampled(question)
     stages = [stage for stage in _stages(question, card, notes)]
     return Answer(Forecast(card, tuple(stages), limit, ram), tuple(dict.fromkeys(notes)))
+
+
+def as_sampled(question: Question) -> Question:
+    """The question with the latent that sampler and decode get: an empty one takes the model's channels and scale."""
+    latent = question.latent
+    samples = latent["samples"]
+    if getattr(samples, "is_nested", False):
+        return question
+    shape = shape_in_model(question.model, latent)
+    if shape == samples.shape:
+        return question
+    fixed = samples.new_zeros(()).expand(shape)
+    decode = question.decode and replace(question.decode, x=fixed)
+    return replace(question, latent={**latent, "samples": fixed}, decode=decode)
 
 
 def _stages(question: Question, card: Card, notes: list[str]) -> Iterator[Stage]:

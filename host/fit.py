@@ -28,7 +28,7 @@ from .budget import budget_of
 from .casting import ATTACHMENT as CAST
 from .casting import CastSettings, cast_model
 from .device import GB
-from .estimate import Question, coding_stage, first_part, kept, least_of, sampling_stage, step_key, step_of
+from .estimate import Question, as_sampled, coding_stage, first_part, kept, least_of, sampling_stage, step_key, step_of
 from .guidance import guide_in_turns
 from .offload import DEFAULT_SLOTS, apply_offload
 from .override import overrides_of
@@ -65,6 +65,7 @@ def find_fit(question: Question, card: Card, quality: str = "exact", limit: floa
     """
     if quality not in QUALITIES:
         raise ValueError(f"quality: '{quality}' is not known; choose one of {', '.join(QUALITIES)}")
+    question = as_sampled(question)
     most, allowed = QUALITIES[quality], int(limit * card.total)
     notes: list[str] = []
     considered = list(_sampling_plans(question, card, allowed, most, notes))

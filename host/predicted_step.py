@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import comfy.model_management as model_management
-import comfy.sample
 import comfy.sampler_helpers
 import comfy.samplers
 import comfy.utils
@@ -37,6 +36,7 @@ from ..memory.prediction import (
 )
 from .answers import answering, card_answers, free_memory_answer
 from .budget import budget_of
+from .compat import latent_for
 from .override import OVERRIDE, overrides_of
 from .sampling import COMPILED
 
@@ -94,7 +94,7 @@ def _predicted(step: Step, card: Card, workspaces: Workspaces) -> Prediction:
     mode = fake_mode()
     with answering(card_answers(card)):
         stand_in = StandIn.of(step.model, mode, card)
-        shape = _shape_in_model(step)
+        shape = shape_in_model(step.model, {"samples": step.latent})
         with mode:
             conditions = {"positive": _conditions(step.positive), "negative": _conditions(step.negative)}
             run = stand_in.prepared(step, shape, conditions)
@@ -237,13 +237,12 @@ def _streamed(model: ModelPatcher, shape: torch.Size, card: Card) -> int:
     return weights - max(0, min(weights, room))
 
 
-def _shape_in_model(step: Step) -> torch.Size:
-    """An empty latent takes the channels and the scale that the model wants, as in the host's samplers."""
-    latent = step.latent
-    if isinstance(latent, FakeTensor):
-        latent = torch.zeros(()).expand(latent.shape)
-    fixed: Tensor = comfy.sample.fix_empty_latent_channels(step.model, latent)
-    return fixed.shape
+def shape_in_model(model: ModelPatcher, latent: Mapping[str, Any]) -> torch.Size:
+    """An empty LATENT takes the channels and the scale that the model wants, as in the host's samplers."""
+    samples = latent["samples"]
+    if isinstance(samples, FakeTensor):
+        samples = torch.zeros(()).expand(samples.shape)
+    return latent_for(model, {**latent, "samples": samples}).shape
 
 
 def _treats_blocks_alike(model: ModelPatcher) -> bool:

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import nodes
 from headroom.benchmarks._harness import peak_bytes
 from headroom.host.attention import apply_attention
 from headroom.host.casting import CastSettings, cast_model
@@ -345,6 +346,21 @@ class TestAnswers:
         assert "positive is not connected" in answer.notes[0]
         text = usual_conditioning(family.load())[0][0]
         assert text.shape[-1] == family.context
+
+    @pytest.mark.parametrize(("name", "channels", "side"), [("flux", 16, 32), ("flux2", 128, 16)])
+    def test_an_empty_latent_of_another_kind_is_what_the_sampler_makes_of_it(
+        self, name: str, channels: int, side: int
+    ) -> None:
+        """The host changes its channels and, where it knows the ratio, its size."""
+        (empty,) = nodes.EmptyLatentImage().generate(256, 256)
+        family, right = FAMILIES[name], {"samples": torch.zeros(1, channels, side, side)}
+        model, vae = family.load(), load_vae(name)
+        other, own = (
+            estimate(Question(model, latent, vae, positive=family.conditioning(1), cfg=1.0), this_cpu()).forecast.stages
+            for latent in (empty, right)
+        )
+        assert [stage.prediction for stage in other] == [stage.prediction for stage in own]
+        assert not any(stage.doubt for stage in other)
 
     def test_what_cannot_be_predicted_is_the_hosts_estimate_and_says_so(self) -> None:
         family = FAMILIES["hidream"]
