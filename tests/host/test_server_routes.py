@@ -387,8 +387,9 @@ class TestBesideThePrompt:
 
     def test_a_cast_that_measures_is_not_followed(self) -> None:
         workflow = text_to_image()
-        settings = {"storage": "float8_e4m3fn_scaled", "compute": "auto", "skip": "auto", "sensitivity": "error"}
-        workflow["10"] = node("HeadroomCast", model=["1", 0], **settings)
+        settings = {"storage": "float8_e4m3fn_scaled", "compute": "auto", "skip": "auto"}
+        goal = {"sensitivity": "size", "sensitivity.size_limit": 0.8}
+        workflow["10"] = node("HeadroomCast", model=["1", 0], positive=["2", 0], **settings, **goal)
         workflow["5"]["inputs"]["model"] = ["10", 0]
         found = estimate_workflow(workflow, named_card("sm86", 8.0), 0.85, ours=OURS)
         assert not found.complete
