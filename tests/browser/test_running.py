@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
+
 from .graphs import CHART, PREVIEW, REPORT, SIDE, graph
 from .in_page import CLEAR, DROP, LOOK_AT, RUN, about_us
 
@@ -38,6 +40,7 @@ def test_a_dropped_workflow_runs_and_shows_its_report_and_picture(page: Page, co
     assert not about_us(complaints)
 
 
+@pytest.mark.parametrize("view", ["classic"])
 def test_the_report_is_neither_saved_nor_sent(page: Page) -> None:
     page.evaluate(CLEAR)
     page.evaluate("app.rootGraph.add(LiteGraph.createNode('HeadroomReport'))")
