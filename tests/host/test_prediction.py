@@ -236,7 +236,7 @@ class TestCoding:
         work()
         assert found.prediction.activations >= 0.95 * peak_bytes(work)
 
-    @pytest.mark.parametrize(("name", "cells"), [("sd", 32), ("flux", 24)])
+    @pytest.mark.parametrize(("name", "cells"), [("sd", 32), ("flux", 24), ("sd", 24), ("flux", 32)])
     def test_few_strips_are_followed_to_the_byte(self, name: str, cells: int) -> None:
         """For reports; the tracker on the same strips with data."""
         vae, latent = (

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
 from ..graph import Node, Rows
@@ -28,6 +29,9 @@ POOL_OPTIONS = {
     "avg": ("ceil_mode", "count_include_pad", "divisor_override"),
     "max": ("dilation", "ceil_mode", "return_indices"),
 }
+
+# Weights that are what they look like; the last are those of a prediction, of what the first ones do.
+PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
 
 
 @rule("conv2d", "conv3d", "cudnn_convolution")
@@ -55,7 +59,7 @@ def _convolution(recorder: Recorder, function: Rule, name: str, args: Any, kwarg
     doubled = node.op if isinstance(node.op, Finer) and node.op.nearest else None
     plain = (tuple(weight.shape[2:]), steps, pads, gaps, groups) == ((3, 3), (1, 1), (1, 1), (1, 1), 1)
     # Adding taps rounds them: below float32 that would be a rounding the host does not make.
-    if doubled is not None and plain and node.dtype is torch.float32 and type(weight) in (Tensor, torch.nn.Parameter):
+    if doubled is not None and plain and node.dtype is torch.float32 and type(weight) in PLAIN:
         op: Any = UpsampledConvolution(weight, bias)
         return Recorded(Node(op, node.sources, shape, node.dtype, node.device, rows), recorder)
     call: Any = {"cudnn_convolution": _cudnn, "conv2d": functional.conv2d, "conv3d": _conv3d}[name]
@@ -92,7 +96,7 @@ def _conv3d(
     For an input as small as a strip PyTorch would choose its own kernel, which unfolds the input to 27 times its size
     and takes three times as long.
     """
-    by_onednn = x.device.type == "cpu" and x.dtype is torch.float32 and type(weight) in (Tensor, torch.nn.Parameter)
+    by_onednn = x.device.type == "cpu" and x.dtype is torch.float32 and type(weight) in PLAIN
     if by_onednn and torch.backends.mkldnn.is_available() and max(weight.shape[2:]) > 1:
         return torch.mkldnn_convolution(x, weight, bias, padding, stride, dilation, groups)
     return functional.conv3d(x, weight, bias, stride, padding, dilation, groups)
