@@ -36,7 +36,8 @@ def usual_conditioning(model: ModelPatcher) -> list[Any]:
         raise ValueError("positive: this model does not say how wide its text is; connect the prompt")
     pooled = config.get("vec_in_dim") or (POOLED_SDXL if config.get("adm_in_channels") == 2816 else None)
     pooled = pooled or config.get("adm_in_channels")
-    extra = {"pooled_output": torch.zeros(1, pooled)} if pooled else {}
+    # None as the host's own text encoders say it: for Flux.2 and Chroma older hosts look for the entry all the same.
+    extra = {"pooled_output": torch.zeros(1, pooled) if pooled else None}
     if "caption_channels" in config or config.get("image_model", "").startswith("ltx"):
         extra["attention_mask"] = torch.ones(1, TOKENS, dtype=torch.long)
     return [[torch.zeros(1, TOKENS, width), extra]]
