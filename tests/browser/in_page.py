@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Page
+    from playwright.sync_api import Locator, Page
 
 CLEAR = "app.rootGraph.clear()"
 DROP = "(text) => app.handleFile(new File([text], 'graph.json', { type: 'application/json' }))"
@@ -22,6 +22,11 @@ RUN = """() => new Promise((resolve) => {
 def execute(page: Page, command: str) -> None:
     """A command of the frontend by its id."""
     page.evaluate("(id) => app.extensionManager.command.execute(id)", command)
+
+
+def warnings(page: Page) -> Locator:
+    """What a page says of a graph that it cannot run: an overlay, or a dialog of 0.18.2's frontend."""
+    return page.get_by_test_id("error-overlay").or_(page.get_by_text("This workflow is missing"))
 
 
 def about_us(complaints: list[str]) -> list[str]:

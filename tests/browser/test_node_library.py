@@ -182,12 +182,11 @@ def test_the_choice_of_a_pattern_changes_the_widgets(page: Page) -> None:
 
 @pytest.mark.parametrize("view", ["modern"])
 def test_advanced_inputs_wait_until_asked_for(page: Page) -> None:
-    page.evaluate(CLEAR)
-    page.evaluate(ADD, "HeadroomVAE")
+    page.evaluate(PLACE, ["HeadroomVAE"])
     face = page.locator("[data-node-id]")
     face.get_by_text("method").wait_for()
     assert not face.get_by_text("tile_size").is_visible()
-    page.get_by_test_id("advanced-inputs-button").click()
+    face.get_by_text("Show advanced inputs").click()
     face.get_by_text("tile_size").wait_for()
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 from headroom.tools.server import PACK_FOLDER
 from headroom.tools.templates import WORKFLOWS
 
-from .in_page import about_us, execute
+from .in_page import about_us, execute, warnings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -60,7 +60,7 @@ def test_each_opens_without_a_warning(page: Page, complaints: list[str]) -> None
         page.wait_for_timeout(300)  # a warning would come after the nodes
         assert not page.evaluate(BROKEN), name
         assert not page.evaluate(LACKING), name
-        assert not page.get_by_test_id("error-overlay").count(), name
+        assert not warnings(page).count(), name
     assert not about_us(complaints)
 
 
@@ -71,6 +71,7 @@ def test_a_file_that_is_missing_is_said(page: Page) -> None:
     changed = content.replace(".safetensors", "_of_another_name.safetensors")
     assert changed != content
     page.evaluate("(text) => app.loadGraphData(JSON.parse(text))", changed)
-    page.get_by_test_id("error-overlay").wait_for()
-    assert page.evaluate(BROKEN)
+    warnings(page).first.wait_for()
     assert page.evaluate(LACKING)
+    if page.get_by_test_id("error-overlay").count():  # beside its dialog, the frontend of 0.18.2 marks no node
+        assert page.evaluate(BROKEN)
