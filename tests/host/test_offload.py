@@ -29,6 +29,7 @@ from headroom.memory import file_backed_bytes
 from headroom.offload.prefetch import BlockPrefetch
 from headroom.offload.work import block_work
 
+from .conftest import ENVIRONMENT
 from .drawn import drawn, velocity
 from .families import FAMILIES, each_once, sample
 from .test_casting import HELD
@@ -377,7 +378,9 @@ def test_weights_in_a_file_are_streamed_from_it(tmp_path: Path, monkeypatch: pyt
     ours, text = apply_offload(cast_model(family.load(), settings)[0], 0.008, "leaf")
     assert torch.equal(sample(ours, family), stored)
     parameters = [parameter.data for parameter in ours.model.diffusion_model.parameters()]
-    assert file_backed_bytes(parameters) == sum(parameter.nbytes for parameter in parameters)
+    # 0.18.2 clones what it loads; what it streams stays where it is.
+    cloned = ours.loaded_size() if ENVIRONMENT.version == "0.18.2" else 0
+    assert file_backed_bytes(parameters) >= sum(parameter.nbytes for parameter in parameters) - cloned
     assert "as pages of a file" in text
     assert "as pages of a file" not in apply_offload(family.load(), 0.02, "leaf")[1]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save_file
 
 from headroom.tools.client import Client, PromptFailed, PromptInterrupted, PromptRejected, Result
@@ -44,11 +45,20 @@ class TestServer:
         assert not [line for line in lines if "Headroom:" in line], "a host feature is missing"
 
 
+@pytest.fixture(scope="module")
+def small_picture(server: Server) -> str:
+    """A picture of MOST's size among the server's."""
+    with Image.open(server.base / "input" / "astronaut.png") as picture:
+        picture.resize((MOST["width"], MOST["height"])).save(server.base / "input" / "small.png")
+    return "small.png"
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflow(client: Client, path: Path) -> None:
+def test_workflow(client: Client, small_picture: str, path: Path) -> None:
     """The demo runs them at their own size."""
     workflow = json.loads(path.read_text())
     for item in workflow.values():
+        item["inputs"] |= {"image": small_picture} if item["class_type"] == "LoadImage" else {}
         item["inputs"] |= {
             name: min(item["inputs"][name], most) for name, most in MOST.items() if name in item["inputs"]
         }
