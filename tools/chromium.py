@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from .client import Client
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, BrowserContext, Page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 OPTIONS = (
@@ -60,23 +60,28 @@ def chromium(program: str) -> Iterator[Browser]:
             browser.close()
 
 
+def new_context(browser: Browser, size: tuple[int, int] = (1600, 900)) -> BrowserContext:
+    """What pages of a size, in pixels, share: the frontend's files, which the first one fetches and compiles."""
+    return browser.new_context(viewport={"width": size[0], "height": size[1]})
+
+
 @contextmanager
-def new_page(
-    browser: Browser, client: Client, *, modern: bool = False, locale: str = "en", size: tuple[int, int] = (1600, 900)
-) -> Iterator[Page]:
-    """The page of a new user, before it is opened.
+def new_page(context: BrowserContext, client: Client, *, modern: bool = False, locale: str = "en") -> Iterator[Page]:
+    """The page of a new user, before it is opened: the pages before it have left nothing.
 
     Args:
         modern: nodes made of DOM elements (Nodes 2.0), not drawn on the canvas.
         locale: the language of the frontend.
-        size: of the page, in pixels.
     """
     settings = {"Comfy.TutorialCompleted": True, "Comfy.VueNodes.Enabled": modern, "Comfy.Locale": locale}
     client.post("/settings", settings)
-    with browser.new_context(viewport={"width": size[0], "height": size[1]}) as context:
-        page = context.new_page()
-        page.set_default_timeout(MILLISECONDS)
+    page = context.new_page()
+    page.add_init_script("localStorage.clear(); sessionStorage.clear();")
+    page.set_default_timeout(MILLISECONDS)
+    try:
         yield page
+    finally:
+        page.close()
 
 
 def open_frontend(page: Page, client: Client) -> None:

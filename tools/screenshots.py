@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
-from .chromium import NoChromium, chromium, find_chromium, new_page, open_frontend
+from .chromium import NoChromium, chromium, find_chromium, new_context, new_page, open_frontend
 from .client import Client
 from .environment import PACK, Environment
 from .public_names import add_example, host_options
@@ -172,7 +172,7 @@ def runs(browser: Browser, client: Client) -> Iterator[Path]:
 
 def template_browser(browser: Browser, client: Client) -> Iterator[Path]:
     """Our templates as the host offers them."""
-    with new_page(browser, client) as page:
+    with new_context(browser) as context, new_page(context, client) as page:
         open_frontend(page, client)
         page.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
         page.get_by_role("dialog").get_by_text(PACK_FOLDER).first.click()
@@ -207,7 +207,7 @@ def subject(template: dict[str, Any]) -> str:
 @contextmanager
 def graph_page(browser: Browser, client: Client, size: tuple[int, int]) -> Iterator[Page]:
     """A page that shows a graph and nothing else."""
-    with new_page(browser, client, size=size) as page:
+    with new_context(browser, size) as context, new_page(context, client) as page:
         client.post("/settings", BARE)
         open_frontend(page, client)
         page.evaluate("app.extensionManager.command.execute('Workspace.ToggleFocusMode')")

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headroom.tools.chromium import NoChromium, chromium, find_chromium, new_page, open_frontend
+from headroom.tools.chromium import NoChromium, chromium, find_chromium, new_context, new_page, open_frontend
 from headroom.tools.client import Client
 from headroom.tools.environment import PACK, Environment
 from headroom.tools.public_names import add_example, host_options
 from headroom.tools.server import Server
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, ConsoleMessage, Page
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
 PICTURES = PACK / "output" / "browser"
 
@@ -34,6 +34,13 @@ def browser() -> Iterator[Browser]:
         pytest.skip(str(error))
     with chromium(program) as found:
         yield found
+
+
+@pytest.fixture(scope="package")
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    """One for all pages: each would fetch and compile the frontend again."""
+    with new_context(browser) as shared:
+        yield shared
 
 
 @pytest.fixture(scope="package")
@@ -59,10 +66,15 @@ def locale() -> str:
 
 @pytest.fixture
 def page(
-    request: pytest.FixtureRequest, browser: Browser, client: Client, view: str, locale: str, complaints: list[str]
+    request: pytest.FixtureRequest,
+    context: BrowserContext,
+    client: Client,
+    view: str,
+    locale: str,
+    complaints: list[str],
 ) -> Iterator[Page]:
     """The page of a new user."""
-    with new_page(browser, client, modern=view == "modern", locale=locale) as page:
+    with new_page(context, client, modern=view == "modern", locale=locale) as page:
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda message: complaints.extend(_complaint(message)))
         open_frontend(page, client)
