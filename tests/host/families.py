@@ -107,6 +107,12 @@ def sample(model: Any, family: Family, *, steps: int = 2, cfg: float = 3.0, late
     return result["samples"]
 
 
+@cache
+def stock_latents(name: str) -> Tensor:
+    """What :func:`sample` makes of a family without us."""
+    return sample(FAMILIES[name].load(), FAMILIES[name])
+
+
 def each_once(*choices: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Every choice with the first of the others: for what does not depend on how they are combined."""
     first = tuple(some[0] for some in choices)

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -167,11 +168,16 @@ class TestRepeated:
         assert "already float8_e4m3fn" in report.kept()
 
 
+@lru_cache(maxsize=1)  # of a size for all storages
+def drawn_once(name: str, depth: int) -> Any:
+    return drawn(name, 0.02, depth)
+
+
 class TestSize:
     @pytest.mark.parametrize("storage", EIGHT_BITS)
     @pytest.mark.parametrize(("name", "depth"), [("flux", 8), ("sd3", 12), ("wan21", 40), ("sd15", 1)])
     def test_half_of_16_bits(self, name: str, depth: int, storage: str) -> None:
-        model = drawn(name, 0.02, depth)
+        model = drawn_once(name, depth)
         ours = cast(model, storage)
         # Embedders are a tenth of this narrow UNet, and mxfp8 has a scale for every 32 weights: 0.556.
         limit = 0.56 if (name, storage) == ("sd15", "mxfp8") else 0.55
@@ -561,9 +567,10 @@ class TestTraining:
     def test_the_hosts_training_node_learns_on_stored_weights(self) -> None:
         """It asks the factory for a fresh model, outside inference mode."""
         node = training_node()
-        latents = torch.randn(1, 4, 8, 8, generator=torch.Generator().manual_seed(1))
-        model = FAMILIES["sd15"].load()
-        stock, ours = (train(node, each, latents) for each in (model, cast(model, BETTER)))
+        family = FAMILIES["sd3"]
+        latents = torch.randn(1, family.channels, 8, 8, generator=torch.Generator().manual_seed(1))
+        model = family.load()
+        stock, ours = (train(node, each, family, latents) for each in (model, cast(model, BETTER)))
         assert ours.keys() == stock.keys()
         moved = [key for key in stock if stock[key].ndim > 1 and stock[key].abs().max() > 0]
         assert moved

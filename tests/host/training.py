@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from .families import FAMILIES
+from .families import Family
 
 
 def training_node() -> Any:
@@ -20,9 +20,8 @@ def defaults(node: Any) -> dict[str, Any]:
     return {i.id: i.default for i in node.GET_SCHEMA().inputs if getattr(i, "default", None) is not None}
 
 
-def train(node: Any, model: Any, latents: Tensor) -> dict[str, Tensor]:
+def train(node: Any, model: Any, family: Family, latents: Tensor) -> dict[str, Tensor]:
     """The LoRA after two steps, by plain gradient descent: Adam would turn rounding into steps of full size."""
-    family = FAMILIES["sd15"]
     chosen = {"steps": 2, "rank": 2, "optimizer": "SGD", "learning_rate": 0.1, "seed": 3, "training_dtype": "none",
               "lora_dtype": "fp32", "loss_function": "MSE", "gradient_checkpointing": False}  # fmt: skip
     # The host calls a node's inputs lists here.
