@@ -103,7 +103,9 @@ def test(options: argparse.Namespace) -> int:
     if any(Path(argument.partition("::")[0]).exists() for argument in arguments):
         return _run(environment, pytest, *arguments)
     # Files in their order, the long ones of the host before those of torch alone: the last ones end together.
-    side_by_side = ("-n", str(min(MOST_WORKERS, os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder")
+    # One more than processors: who drives a server waits for it.
+    workers = min(MOST_WORKERS, (os.cpu_count() or 1) + 1)
+    side_by_side = ("-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder")
     # One thread each: the tests' models are small, and several threads would only wait for each other.
     with _variable("OMP_NUM_THREADS", "1"):
         status = _run(environment, pytest, *side_by_side, "--ignore", BROWSER, *arguments)
