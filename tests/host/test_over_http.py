@@ -58,7 +58,8 @@ def test_workflow(client: Client, small_picture: str, path: Path) -> None:
     """The demo runs them at their own size."""
     workflow = json.loads(path.read_text())
     for item in workflow.values():
-        item["inputs"] |= {"image": small_picture} if item["class_type"] == "LoadImage" else {}
+        if item["class_type"] == "LoadImage":
+            item["inputs"]["image"] = small_picture
         item["inputs"] |= {
             name: min(item["inputs"][name], most) for name, most in MOST.items() if name in item["inputs"]
         }

@@ -30,7 +30,7 @@ POOL_OPTIONS = {
     "max": ("dilation", "ceil_mode", "return_indices"),
 }
 
-# Weights that are what they look like; the last are those of a prediction, of what the first ones do.
+# Types of weights that are no quantised ones in disguise; a prediction's have no data, and are treated alike.
 PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
 
 
