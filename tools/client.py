@@ -105,6 +105,10 @@ class Client:
         """Cancel the running prompt."""
         self.post("/interrupt")
 
+    def free(self) -> None:
+        """Have the host forget its models and results; its worker does so when it next wakes."""
+        self.post("/free", {"unload_models": True, "free_memory": True})
+
     def object_info(self, node: str | None = None) -> dict[str, Any]:
         """The inputs and outputs of one node class, or of all."""
         return dict(self.get(f"/object_info/{node}" if node else "/object_info"))

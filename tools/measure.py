@@ -139,7 +139,7 @@ def work_of(client: Client, prompt: str) -> tuple[Work, ...]:
 
 def free_memory(client: Client, process: psutil.Process) -> None:
     """Have the host forget its models and results, and wait until it has given the memory back."""
-    client.post("/free", {"unload_models": True, "free_memory": True})
+    client.free()
     deadline, before = time.monotonic() + MOST_SETTLE_SECONDS, process.memory_info().rss + 2 * MB
     while time.monotonic() < deadline:
         time.sleep(SETTLE_SECONDS)

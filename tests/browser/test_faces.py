@@ -79,12 +79,6 @@ def ran(client: Client, workflow: Workflow) -> None:
     assert client.history(prompt)["status"]["status_str"] == "success"
 
 
-def forgets(client: Client) -> None:
-    """Has the host compute everything anew."""
-    client.post("/free", {"unload_models": True, "free_memory": True})
-    time.sleep(2)  # its worker frees when it next wakes
-
-
 @pytest.fixture
 def faces(page: Page, client: Client) -> Page:
     """A page that has run the graph, of which the host had computed everything before (0.18.2 sends no text then)."""
@@ -92,7 +86,8 @@ def faces(page: Page, client: Client) -> Page:
     if our_nodes(client)["HeadroomFit"].get("has_intermediate_output"):
         ran(client, page.evaluate("app.graphToPrompt().then(({ output }) => output)"))
     else:
-        forgets(client)
+        client.free()
+        time.sleep(2)  # its worker frees when it next wakes
     assert page.evaluate(RUN) is None
     return page
 

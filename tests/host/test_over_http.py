@@ -100,7 +100,7 @@ class TestIdentity:
         both["10"] = node("HeadroomAttention", model=["1", 0], **ATTENTION)
         both["15"] = {**both["5"], "inputs": both["5"]["inputs"] | {"model": ["10", 0]}}
         both["16"] = node("SaveLatent", samples=["15", 0], filename_prefix="latents/patched")
-        client.post("/free", {"unload_models": True, "free_memory": True})  # or the host reuses the first result
+        client.free()  # or the host reuses the first result
         time.sleep(2)  # its worker frees when it next wakes
         second = client.run(both)
         assert "5" not in second.cached
@@ -117,7 +117,7 @@ class TestCasting:
         both["10"] = node("HeadroomCast", model=["1", 0], **self.CAST)
         both["15"] = {**both["5"], "inputs": both["5"]["inputs"] | {"model": ["10", 0]}}
         both["16"] = node("SaveLatent", samples=["15", 0], filename_prefix="latents/cast")
-        client.post("/free", {"unload_models": True, "free_memory": True})  # or the host reuses the first result
+        client.free()  # or the host reuses the first result
         time.sleep(2)  # its worker frees when it next wakes
         second = client.run(both)
         assert "5" not in second.cached
