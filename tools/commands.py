@@ -9,17 +9,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from . import cache, hosts
+from . import cache, cards, emulator, hosts
 from .environment import PACK, Environment, prepare
 from .progress import SetupError
 from .server import Server, ServerError, unwind_on_terminate
 
 BENCHMARKS = PACK / "benchmarks"
-BROWSER = "tests/browser"
+BROWSER, EMULATOR = "tests/browser", "tests/emulator"
 MOST_WORKERS = 4  # each has a host of its own in memory
 NOTHING_RAN = 5  # pytest's status where arguments such as -k leave no test
 
@@ -45,22 +45,29 @@ def parser() -> argparse.ArgumentParser:
         choices=list(hosts.CARRIERS),
         help=f"use this ComfyUI rather than one found on this machine (where there is none: {hosts.DEFAULT})",
     )
+    on_card = argparse.ArgumentParser(add_help=False)
+    on_card.add_argument(
+        "--card",
+        metavar="CARD",
+        type=cards.parse,
+        help=f"run on an emulated card: {', '.join(cards.CARDS)}, with other memory as 8GB-rtx3060",
+    )
     top = argparse.ArgumentParser(prog="python3 -m tools", description="Try, test and measure Headroom.")
     commands = top.add_subparsers(required=True, metavar="command")
 
-    def add(name: str, function: object, text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, help=text, description=text, parents=[common])
+    def add(name: str, function: object, text: str, *more: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, parents=[common, *more])
         command.set_defaults(command=function)
         return command
 
-    command = add("demo", demo, "run the example workflows headlessly and compare them with stock nodes")
+    command = add("demo", demo, "run the example workflows headlessly and compare them with stock nodes", on_card)
     command.add_argument("--out", type=Path, default=PACK / "output/demo", help="folder for the pictures")
-    command = add("test", test, "run the test suite")
+    command = add("test", test, "run the test suite", on_card)
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ...", help="arguments for pytest")
-    command = add("serve", serve, "start ComfyUI with the pack, for a browser")
+    command = add("serve", serve, "start ComfyUI with the pack, for a browser", on_card)
     command.add_argument("--port", type=int, default=8188)
     command.add_argument("--cpu", action=argparse.BooleanOptionalAction, help="default: if nothing else is there")
-    command = add("bench", bench, "run a benchmark, or list them")
+    command = add("bench", bench, "run a benchmark, or list them", on_card)
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="name ...", help="and its arguments")
     command = add("estimate", estimate, "predict the memory of a workflow file, without running it and without a GPU")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="WORKFLOW.json ...", help="and its options")
@@ -85,7 +92,9 @@ def serve(options: argparse.Namespace) -> int:
     """Run the host in the foreground; pictures and workflows stay in the cache between runs."""
     environment = prepare(options.host)
     base = cache.root() / "serve"
-    with Server(environment, port=options.port, base=base, cpu=options.cpu) as server:
+    card = _card(options, environment)
+    cpu = False if card else options.cpu
+    with Server(environment, port=options.port, base=base, cpu=cpu, variables=card) as server:
         where = f"on {server.url}, its files in {base}"
         print(f"ComfyUI with Headroom is {where}; Ctrl-C ends it.", file=sys.stderr)
         return server.follow(sys.stdout)
@@ -100,17 +109,26 @@ def test(options: argparse.Namespace) -> int:
     environment = prepare(options.host, with_tools=True)
     arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
     pytest = environment.script("pytest")
-    if any(Path(argument.partition("::")[0]).exists() for argument in arguments):
-        return _run(environment, pytest, *arguments)
+    named = [path for argument in arguments if (path := Path(argument.partition("::")[0])).exists()]
+    if named:
+        card = _card(options, environment)
+        if any(path.resolve().is_relative_to(PACK / EMULATOR) for path in named):
+            card = card or emulator.variables(environment)
+        return _run(environment, pytest, *arguments, variables=card)
     # Files in their order, the long ones of the host before those of torch alone: the last ones end together.
     # One more than processors: who drives a server waits for it.
     workers = min(MOST_WORKERS, (os.cpu_count() or 1) + 1)
     side_by_side = ("-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder")
     # One thread each: the tests' models are small, and several threads would only wait for each other.
     with _variable("OMP_NUM_THREADS", "1"):
-        status = _run(environment, pytest, *side_by_side, "--ignore", BROWSER, *arguments)
-    alone = _run(environment, pytest, BROWSER, *arguments)
-    return status or (0 if alone == NOTHING_RAN else alone)
+        statuses = [_run(environment, pytest, *side_by_side, "--ignore", BROWSER, "--ignore", EMULATOR, *arguments)]
+        if reason := emulator.missing():
+            print(f"{reason} Its tests are left out; the rest has run.", file=sys.stderr)
+        else:
+            on_card = emulator.variables(environment)
+            statuses.append(_run(environment, pytest, *side_by_side, EMULATOR, *arguments, variables=on_card))
+    statuses.append(_run(environment, pytest, BROWSER, *arguments))
+    return next((status for status in statuses if status not in (0, NOTHING_RAN)), statuses[0])
 
 
 @contextlib.contextmanager
@@ -128,7 +146,8 @@ def _variable(name: str, value: str) -> Iterator[None]:
 def demo(options: argparse.Namespace) -> int:
     """Run the demo in the environment; it talks to the host over HTTP and never imports it."""
     environment = prepare(options.host, with_tools=True)
-    return _run(environment, environment.python, "-m", "tools.demo", "--out", options.out.absolute())
+    command = (environment.python, "-m", "tools.demo", "--out", options.out.absolute())
+    return _run(environment, *command, variables=_card(options, environment))
 
 
 def screenshots(options: argparse.Namespace) -> int:
@@ -149,7 +168,7 @@ def bench(options: argparse.Namespace) -> int:
         known = ", ".join(scripts) or "nothing yet"
         raise SetupError(f"There is no benchmark {name!r}: there is {known}.")
     environment = prepare(options.host, with_tools=True)
-    return _run(environment, environment.python, scripts[name], *arguments)
+    return _run(environment, environment.python, scripts[name], *arguments, variables=_card(options, environment))
 
 
 def estimate(options: argparse.Namespace) -> int:
@@ -170,10 +189,15 @@ def _summary(script: Path) -> str:
     return docstring.partition("\n")[0]
 
 
-def _run(environment: Environment, *command: str | Path) -> int:
+def _card(options: argparse.Namespace, environment: Environment) -> dict[str, str] | None:
+    """The variables of the emulated card that was asked for with --card."""
+    return emulator.variables(environment, options.card) if options.card else None
+
+
+def _run(environment: Environment, *command: str | Path, variables: Mapping[str, str] | None = None) -> int:
     """Run a program in the checkout, in the foreground, and pass its exit status on."""
-    variables = {**os.environ, **environment.variables()}
-    with subprocess.Popen(command, cwd=environment.pack, env=variables) as child:
+    every = {**os.environ, **environment.variables(), **(variables or {})}
+    with subprocess.Popen(command, cwd=environment.pack, env=every) as child:
         while True:
             try:
                 status = child.wait()

@@ -56,7 +56,7 @@ class Environment:
 
     def script(self, name: str) -> Path:
         """A console script of this Python."""
-        folder = _ask(self.python, "import sysconfig; print(sysconfig.get_path('scripts'))")
+        folder = ask(self.python, "import sysconfig; print(sysconfig.get_path('scripts'))")
         return Path(folder) / (f"{name}.exe" if os.name == "nt" else name)
 
 
@@ -120,7 +120,7 @@ def _candidates(comfyui: Path) -> Iterator[Path]:
 
 def _missing(python: Path, *modules: str) -> list[str]:
     code = f"from importlib.util import find_spec; print(*(m for m in {modules} if find_spec(m) is None))"
-    return _ask(python, code).split()
+    return ask(python, code).split()
 
 
 def _require_tools(python: Path) -> None:
@@ -132,7 +132,7 @@ def _require_tools(python: Path) -> None:
         )
 
 
-def _ask(python: Path, code: str) -> str:
+def ask(python: Path, code: str) -> str:
     answer = subprocess.run([python, "-c", code], check=False, capture_output=True, text=True)
     if answer.returncode:
         raise SetupError(f"{python} does not work ({answer.stderr.strip()[-200:]}): repair or remove it.")

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TextIO
@@ -50,6 +50,7 @@ class Server:
         base: the folder for input, output, user data and log; a temporary one, deleted at the end, if None.
         cpu: run without an accelerator; if None, whenever the machine has none.
         timeout: seconds to wait for the host to answer.
+        variables: more environment variables for it, such as those of an emulated card (`emulator.variables`).
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class Server:
         base: Path | None = None,
         cpu: bool | None = None,
         timeout: float = 180.0,
+        variables: Mapping[str, str] | None = None,
     ) -> None:
         if port:
             require_free(port)
         self.environment, self.pack, self.extra_args = environment, pack, tuple(extra_args)
         self.cpu = not has_accelerator(environment.python) if cpu is None else cpu
-        self.timeout = timeout
+        self.timeout, self.variables = timeout, dict(variables or {})
         self.base = Path(base or tempfile.mkdtemp(prefix="headroom-")).resolve()
         self._temporary = base is None
         self._wanted_port, self.port = port, 0
@@ -162,7 +164,7 @@ class Server:
             self._process = subprocess.Popen(
                 self._command(),
                 cwd=self.base,
-                env={**os.environ, **variables},
+                env={**os.environ, **variables, **self.variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -13,20 +13,26 @@ from pathlib import Path
 
 import pytest
 
+from headroom.tools import emulator
 from headroom.tools.client import Client
 from headroom.tools.environment import Environment
 from headroom.tools.server import Server
 
 ENVIRONMENT = Environment.from_variables(os.environ)
+ON_CARD = emulator.is_on()
+HOST_DEVICE = () if ON_CARD else ("--cpu",)
 
 
 def _import_host() -> None:
-    """Imports the host on the CPU, its folders in a temporary place that links to the checkpoints."""
+    """Imports the host on the CPU, or on the emulated card that this process was started on (`tools test --card`).
+
+    Its folders are in a temporary place that links to the checkpoints.
+    """
     base = Path(tempfile.mkdtemp(prefix="headroom-host-"))
     atexit.register(shutil.rmtree, base, ignore_errors=True)
     for name in ("models", "datasets", "input"):
         (base / name).symlink_to(ENVIRONMENT.models / name, target_is_directory=True)
-    arguments, sys.argv = sys.argv, ["comfyui", "--cpu", "--base-directory", str(base)]
+    arguments, sys.argv = sys.argv, ["comfyui", *HOST_DEVICE, "--base-directory", str(base)]
     sys.path.insert(0, str(ENVIRONMENT.comfyui))
     import comfy.options
 
@@ -65,7 +71,7 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
     """The host with the pack, for the whole session."""
-    with Server(ENVIRONMENT, cpu=True) as running:
+    with Server(ENVIRONMENT, cpu=not ON_CARD) as running:
         yield running
 
 

@@ -1,0 +1,103 @@
+// Kernels that only CUDA has, by the CPU's: fused attention with CUDA's many results, and cuDNN's batch norm.
+#include <ATen/ATen.h>
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
+#include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+
+#include <unordered_map>
+
+#include "operators.h"
+
+namespace device {
+
+namespace {
+
+using at::Tensor;
+
+// Arguments by name: the kernels differ in their order.
+class Arguments {
+ public:
+  Arguments(const c10::FunctionSchema& schema, torch::jit::Stack* stack) {
+    std::size_t count = schema.arguments().size();
+    for (std::size_t k = 0; k < count; k++)
+      values_[schema.arguments()[k].name()] = (*stack)[stack->size() - count + k];
+    torch::jit::drop(*stack, count);
+  }
+  Tensor tensor(const char* name) { return values_.at(name).toTensor(); }
+  std::optional<Tensor> optional(const char* name) {
+    auto it = values_.find(name);
+    if (it == values_.end() || !it->second.isTensor() || !it->second.toTensor().defined()) return std::nullopt;
+    return it->second.toTensor();
+  }
+  std::optional<double> scale() {
+    auto it = values_.find("scale");
+    return it != values_.end() && it->second.isDouble() ? std::optional<double>(it->second.toDouble()) : std::nullopt;
+  }
+  double dropout() { return values_.at("dropout_p").toDouble(); }
+  bool causal() { return values_.at("is_causal").toBool(); }
+
+ private:
+  std::unordered_map<std::string, c10::IValue> values_;
+};
+
+std::vector<Tensor> forward(Arguments& a) {
+  Tensor query = a.tensor("query"), key = a.tensor("key"), value = a.tensor("value");
+  auto mask = a.optional("attn_bias");
+  if (a.dropout() > 0 || query.size(-1) != value.size(-1)) {  // the CPU's fused kernel has neither
+    auto result = at::_scaled_dot_product_attention_math(query, key, value, mask, a.dropout(), a.causal(), std::nullopt,
+                                                         a.scale());
+    Tensor log_sum = at::empty({query.size(0), query.size(1), query.size(2)}, query.options().dtype(at::kFloat));
+    return {std::get<0>(result), log_sum};
+  }
+  auto result =
+      at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, a.dropout(), a.causal(), mask, a.scale());
+  return {std::get<0>(result), std::get<1>(result)};
+}
+
+std::vector<Tensor> backward(Arguments& a) {
+  auto gradient = a.optional("grad_out");
+  auto result = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      gradient ? *gradient : a.tensor("grad_out_"), a.tensor("query"), a.tensor("key"), a.tensor("value"), a.tensor("out"),
+      a.tensor("logsumexp"), a.dropout(), a.causal(), a.optional("attn_bias"), a.scale());
+  return {std::get<0>(result), std::get<1>(result), std::get<2>(result)};
+}
+
+}  // namespace
+
+void run_attention(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& schema = op.schema();
+  Arguments arguments(schema, stack);
+  bool backwards = schema.name().find("_backward") != std::string::npos;
+  std::vector<Tensor> made = backwards ? backward(arguments) : forward(arguments);
+  std::size_t next = 0;
+  for (const auto& result : schema.returns()) {
+    if (result.type()->kind() != c10::TypeKind::TensorType) {
+      stack->push_back(std::int64_t(0));
+    } else if (next < made.size()) {
+      stack->push_back(made[next++]);
+    } else {  // what only the backward of the real kernel reads
+      stack->push_back(backwards ? Tensor() : at::empty({0}, at::dtype(at::kLong).device(here())));
+    }
+  }
+}
+
+std::tuple<Tensor, Tensor, Tensor, Tensor> batch_norm(const Tensor& input, const Tensor& weight,
+                                                      const std::optional<Tensor>& bias, const std::optional<Tensor>& mean,
+                                                      const std::optional<Tensor>& variance, bool training, double momentum,
+                                                      double epsilon) {
+  auto result = at::native_batch_norm(input, weight, bias, mean, variance, training, momentum, epsilon);
+  Tensor reserve = at::empty({0}, input.options().dtype(at::kByte));
+  return {std::get<0>(result), std::get<1>(result), std::get<2>(result), reserve};
+}
+
+std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor& input, const Tensor& gradient, const Tensor& weight,
+                                                       const std::optional<Tensor>& mean,
+                                                       const std::optional<Tensor>& variance,
+                                                       const std::optional<Tensor>& saved_mean,
+                                                       const std::optional<Tensor>& saved_variance, double epsilon,
+                                                       const Tensor&) {
+  return at::native_batch_norm_backward(gradient, input, weight, mean, variance, saved_mean, saved_variance, true, epsilon,
+                                        {true, true, true});
+}
+
+}  // namespace device
