@@ -262,7 +262,7 @@ class TestReport:
 class TestBadInput:
     """One sentence that names the input and the fix; the next prompt on the same server works."""
 
-    @pytest.fixture(autouse=True)
+    @pytest.fixture(autouse=True, scope="class")
     def _the_next_prompt_works(self, client: Client) -> Any:
         yield
         assert client.run(with_headroom(seed=21)).outputs["7"]["images"]
