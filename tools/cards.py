@@ -8,6 +8,7 @@ Express base specification gives its lanes, which large pinned copies about reac
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import dataclass, replace
 
 PCIE3_LANE, PCIE4_LANE = 0.985, 1.969  # GB/s a lane and direction
@@ -62,6 +63,10 @@ def parse(text: str) -> CardModel:
     """
     memory, dash, name = text.lower().rpartition("-")
     found = [card for known, card in CARDS.items() if name and known.endswith(name)]
-    if len(found) != 1 or (dash and not memory.removesuffix("gb").replace(".", "", 1).isdigit()):
+    try:
+        size = float(memory.removesuffix("gb")) if dash else 0.0
+    except ValueError:
+        size = math.nan
+    if len(found) != 1 or (dash and not 0 < size < math.inf):
         raise argparse.ArgumentTypeError(f"{text!r} is not a card: choose {', '.join(CARDS)}, or as 8GB-rtx3060")
-    return replace(found[0], vram_gb=float(memory.removesuffix("gb"))) if dash else found[0]
+    return replace(found[0], vram_gb=size) if dash else found[0]
