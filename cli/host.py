@@ -31,13 +31,14 @@ def find_comfyui(named: str | None = None) -> Path:
     raise NoHost("no ComfyUI here: put the pack into its custom_nodes, or name its folder by --comfyui or COMFYUI_PATH")
 
 
-def enter(comfyui: Path, base: str | None = None, cpu: bool = True) -> ModuleType:
+def enter(comfyui: Path, base: str | None = None, cpu: bool = True, extras: bool = True) -> ModuleType:
     """Imports the host and the pack; gives the pack back.
 
     Args:
         comfyui: its folder.
         base: whose ``models``, ``input`` and ``user`` count; the host's own if None.
         cpu: the host is to leave the machine's card alone.
+        extras: with the nodes that the host keeps in files of their own, which takes seconds.
     """
     before = sys.argv
     sys.argv = ["comfyui", *(["--cpu"] if cpu else []), *(["--base-directory", base] if base else [])]
@@ -48,7 +49,8 @@ def enter(comfyui: Path, base: str | None = None, cpu: bool = True) -> ModuleTyp
     importlib.import_module("comfy.cli_args")
     sys.argv = before
     nodes = importlib.import_module("nodes")
-    asyncio.run(nodes.init_builtin_extra_nodes())
+    if extras:
+        asyncio.run(nodes.init_builtin_extra_nodes())
     return load_pack()
 
 

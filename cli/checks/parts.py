@@ -1,0 +1,78 @@
+"""The parts of a check in their order, and how one of them may fail without ending the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import comfy.model_management as model_management
+
+from ...host.compat import is_out_of_memory
+from . import attention, casting, offload, prediction, speed, vae
+from .bench import Bench
+from .rows import Check, Outcome, Row
+
+
+@dataclass(frozen=True)
+class Part:
+    """Attributes:
+    name: on the command line.
+    title: what it is about, for people.
+    checks: to look at, one after the other.
+    """
+
+    name: str
+    title: str
+    checks: Callable[[Bench], Iterator[Check]]
+
+
+PARTS = (
+    Part("attention", "Attention: latents of two steps against ComfyUI's own", attention.checks),
+    Part("casting", "Layerwise Casting: bytes of the weights, and how near they stay", casting.checks),
+    Part("decode", "VAE decode in strips: exact, and within its budget", vae.decode_checks),
+    Part("encode", "VAE encode in strips: exact, and within its budget", vae.encode_checks),
+    Part("offload", "Block Offload: the same latents, and within its budget", offload.checks),
+    Part("prefetch", "Block Offload: copies beside the computation", offload.prefetch_checks),
+    Part("prediction", "Memory: predicted beside measured", prediction.checks),
+    Part("speed", "Seconds of a decode beside core's ways", speed.checks),
+)
+
+
+def rows(part: Part, bench: Bench) -> Iterator[Row]:
+    """Of a part, each as soon as it is known. What raises is a row as well, and the next is looked at."""
+    checks = part.checks(bench)
+    while True:
+        if bench.is_over:
+            yield Row(part.name, Outcome.NOT_RUN, "no time left: give it more --seconds")
+            return
+        try:
+            check = next(checks, None)
+        except Exception as error:  # of any kind: a whole part must not end the others
+            yield _failed(part.name, error, bench)
+            return
+        if check is None:
+            return
+        yield _row(check, bench)
+
+
+def _row(check: Check, bench: Bench) -> Row:
+    try:
+        return Row(check.name, *check.look())
+    except Exception as error:  # as above
+        return _failed(check.name, error, bench)
+
+
+def _failed(name: str, error: Exception, bench: Bench) -> Row:
+    row = Row(name, Outcome.FAILED, sentence(error))
+    del error  # it holds every tensor of what failed
+    model_management.unload_all_models()
+    model_management.soft_empty_cache()
+    return row
+
+
+def sentence(error: Exception) -> str:
+    """What went wrong, in a line."""
+    if is_out_of_memory(error):
+        return "out of memory"
+    said = str(error).strip().partition("\n")[0]
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__

@@ -1,0 +1,179 @@
+"""Low-Memory VAE: strips are the untiled result, and keep to a budget in bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...host.device import GB
+from ...host.vae import VAESettings, low_memory_vae
+from ...host.vae_pass import BudgetTooSmall
+from ...memory.prediction import LiveBytes
+from . import generated
+from .attention import dtype_name
+from .bench import Bench, decibels, noise_of, said_bytes, said_db
+from .rows import Check, Found, Outcome, held
+
+EXACT_DB = 100.0  # in float32
+AS_NEAR = 1.5  # times the untiled result's own error, where that is rounded
+STRIPS = 4
+
+
+@dataclass
+class Coding:
+    """One direction: decode or encode.
+
+    Attributes:
+        name: the VAE's method.
+        x: latents, or a picture.
+    """
+
+    bench: Bench
+    name: str
+    x: Tensor
+
+    @classmethod
+    def decode(cls, bench: Bench) -> Coding:
+        return cls(bench, "decode", generated.latent(bench.sizes.vae))
+
+    @classmethod
+    def encode(cls, bench: Bench) -> Coding:
+        return cls(bench, "encode", generated.picture(bench.sizes.vae.encoded_side))
+
+    @property
+    def side(self) -> int:
+        sizes = self.bench.sizes.vae
+        return sizes.side if self.name == "decode" else sizes.encoded_side
+
+    def run(self, vae: Any) -> Tensor:
+        result: Tensor = getattr(vae, self.name)(self.x)
+        return result
+
+    @cached_property
+    def single(self) -> Tensor:
+        """Untiled in float32."""
+        with plain_float32():
+            return self.run(self.bench.vae32)
+
+    def in_strips(self, vae: Any) -> Tensor:
+        return self.run(low_memory_vae(vae, VAESettings(method="exact", tile_size=self.side // STRIPS)))
+
+    def least(self) -> int:
+        """Bytes of the least budget, weights included."""
+        try:
+            self.run(low_memory_vae(self.bench.vae, VAESettings(method="exact", vram_budget_gb=1e-3)))
+        except BudgetTooSmall as error:
+            return int(error.least)
+        raise RuntimeError("strips took a budget of one MB")
+
+    def taken(self, vae: Any) -> tuple[int, Tensor]:
+        """Bytes of a run at most, weights included, and its result."""
+        found: list[Tensor] = []
+        peak = taken(self.bench, vae, lambda: found.append(self.run(vae)))
+        return peak, found[0]
+
+
+def decode_checks(bench: Bench) -> Iterator[Check]:
+    """Exactness and budget of the decode."""
+    yield from _checks(Coding.decode(bench))
+
+
+def encode_checks(bench: Bench) -> Iterator[Check]:
+    """The same of the encode."""
+    yield from _checks(Coding.encode(bench))
+
+
+def _checks(coding: Coding) -> Iterator[Check]:
+    yield Check(f"{coding.side} px, float32", partial(_exact, coding))
+    dtype = coding.bench.vae.vae_dtype
+    if dtype != torch.float32:
+        yield Check(f"{coding.side} px, {dtype_name(dtype)}", partial(_as_near, coding))
+    yield Check(f"{coding.side} px, a budget", partial(_budget, coding))
+
+
+def _exact(coding: Coding) -> Found:
+    coding.bench.say(f"{coding.name} in strips, float32")
+    with plain_float32():
+        result = coding.in_strips(coding.bench.vae32)
+    db = decibels(noise_of(result, coding.single))
+    text = f"{said_db(db)} from untiled; {how(coding.bench)}"
+    return held(db >= EXACT_DB and not notices(coding.bench)), text, {"db": db}
+
+
+def _as_near(coding: Coding) -> Found:
+    """Against float32: the untiled result is rounded as well."""
+    bench = coding.bench
+    bench.say(f"{coding.name} in strips, {dtype_name(bench.vae.vae_dtype)}")
+    untiled = noise_of(coding.run(bench.vae), coding.single)
+    ours = noise_of(coding.in_strips(bench.vae), coding.single)
+    text = f"strips {decibels(ours):.1f} dB from float32, untiled {decibels(untiled):.1f} dB; {how(bench)}"
+    numbers = {"db_strips": decibels(ours), "db_untiled": decibels(untiled)}
+    return held(ours <= AS_NEAR * untiled and not notices(bench)), text, numbers
+
+
+def _budget(coding: Coding) -> Found:
+    """Half-way between the least and untiled."""
+    bench = coding.bench
+    bench.say(f"{coding.name} within a budget")
+    whole, untiled = coding.taken(low_memory_vae(bench.vae, VAESettings(vram_budget_gb=1024.0)))
+    least = coding.least()
+    if least >= whole:
+        text = f"a picture so small takes {said_bytes(whole)} untiled, and {said_bytes(least)} in strips"
+        return Outcome.NOT_HERE, text, {"untiled": whole, "least": least}
+    budget = (least + whole) // 2
+    vae = low_memory_vae(bench.vae, VAESettings(method="exact", vram_budget_gb=budget / GB))
+    taken, result = coding.taken(vae)
+    text = (
+        f"took {said_bytes(taken)} of the {said_bytes(budget)} allowed, untiled {said_bytes(whole)}, least"
+        f" {said_bytes(least)}; {how(bench)}"
+    )
+    db = decibels(noise_of(result, untiled))
+    numbers = {"budget": budget, "taken": taken, "untiled": whole, "least": least, "db": db}
+    return held(taken <= budget and not notices(bench)), text, numbers
+
+
+def taken(bench: Bench, vae: Any, work: Callable[[], object]) -> int:
+    """Bytes that a VAE's work takes at most, weights included: as the device's allocator counts them, or, on a CPU,
+    of all tensors that are alive at once."""
+    if not bench.counts_bytes:
+        return int(vae.patcher.model_size()) + followed(vae, work)
+    bench.empty()
+    before = bench.allocated()
+    return bench.peak(work) - before
+
+
+def followed(vae: Any, work: Callable[[], object]) -> int:
+    """Bytes of the tensors that work makes, at the most alive at once."""
+    tracker = LiveBytes("cpu")
+    tracker.leave_out([*vae.first_stage_model.parameters(), *vae.first_stage_model.buffers()])
+    with tracker:
+        work()
+    return int(tracker.live_peak)
+
+
+def how(bench: Bench) -> str:
+    """What ran, in the run log's words."""
+    row = bench.logged()
+    said = [*notices(bench), *(line for line in row.lines if "strips" in line or "in one piece" in line)]
+    return said[0].partition(", planned")[0].removeprefix("exact: ") if said else row.outcome
+
+
+def notices(bench: Bench) -> list[str]:
+    return bench.logged().notices
+
+
+@contextmanager
+def plain_float32() -> Iterator[None]:
+    """Within it, float32 is not rounded to the ten bits of TF32, as convolutions of NVIDIA's cards otherwise are."""
+    before = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.allow_tf32 = before
