@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 # What a run does with a model, counted in the work of one step or of one decode; it is little but these two.
-STEPS, DECODES, ENCODES = 170, 45, 6
+STEPS, DECODES, ENCODES = 170, 100, 8
 SHARE = 0.4  # of the seconds, for each of the two models
 SHARE_OF_MEMORY = 0.5  # of what is free, for either of them alone
 # Of the Stable Diffusion autoencoder at 512 x 512: operations of its decoder and encoder, and bytes of an untiled
