@@ -90,8 +90,8 @@ def why(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-def start(options: argparse.Namespace, base: str) -> None:
-    """Imports the host and the pack.
+def start(options: argparse.Namespace, base: str, screen: Screen) -> tuple[Any, dict[str, Any]]:
+    """Imports the host and the pack; what the checks share, and what they run on.
 
     Args:
         base: a folder for what the host would write.
@@ -104,15 +104,16 @@ def start(options: argparse.Namespace, base: str) -> None:
     comfyui = host.find_comfyui(options.comfyui)
     host.enter(comfyui, base, cpu=options.cpu or not has_card(), extras=False)
     importlib.import_module("headroom.cli.checks.parts")
+    bench = importlib.import_module("headroom.cli.checks.bench").Bench(options.seconds, screen.doing)
+    machine = importlib.import_module("headroom.cli.checks.machine")
+    return bench, machine.describe(bench.device, host.PACK)
 
 
-def run(options: argparse.Namespace, screen: Screen) -> int:
-    """Looks at the parts that were asked for; the host is there. Returns the exit status."""
-    parts, bench_module, machine, text = (
-        importlib.import_module(f"headroom.cli.checks.{name}") for name in ("parts", "bench", "machine", "text")
+def run(options: argparse.Namespace, screen: Screen, bench: Any, ran_on: dict[str, Any]) -> int:
+    """Looks at the parts that were asked for. Returns the exit status."""
+    parts, machine, text = (
+        importlib.import_module(f"headroom.cli.checks.{name}") for name in ("parts", "machine", "text")
     )
-    bench = bench_module.Bench(options.seconds, screen.doing)
-    ran_on = machine.describe(bench.device, host.PACK)
     head, interrupted = machine.head(ran_on), False
     found: dict[str, list[Any]] = {}
     for line in head:
@@ -156,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with leaving_nothing() as base:
         try:
             screen.doing("ComfyUI starts")
-            start(options, base)
+            bench, ran_on = start(options, base, screen)
         except KeyboardInterrupt:
             screen.line("Stopped before anything was looked at.")
             return CANNOT_START
@@ -165,7 +166,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"It could not start: {why(error)}", file=sys.stderr)
             return CANNOT_START
         with importlib.import_module("torch").inference_mode():
-            return run(options, screen)
+            return run(options, screen, bench, ran_on)
 
 
 if __name__ == "__main__":

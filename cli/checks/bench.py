@@ -72,7 +72,10 @@ class Bench:
     def sizes(self) -> Sizes:
         self.say("how fast is it?")
         free = int(model_management.get_free_memory(self.device))
-        speeds = self.product_speed(), self.convolution_speed()
+        try:
+            speeds = self.product_speed(), self.convolution_speed()
+        except RuntimeError:  # whatever it cannot do, it will be said where it is needed
+            speeds = 0.0, 0.0
         return choose(self.seconds, *speeds, free, self.dtype.itemsize)
 
     @property
@@ -127,8 +130,9 @@ class Bench:
         """The generated models, for people."""
         model, vae = self.sizes.model, self.sizes.vae
         return (
-            f"Random weights: Flux's kind, {model.double} + {model.single} blocks of {model.width} channels in"
-            f" {str(self.dtype).removeprefix('torch.')}, {model.side} px; SD's VAE, {vae.width} channels, {vae.side} px"
+            f"Random weights: like Flux, {model.double} + {model.single} blocks of {model.width} channels in"
+            f" {str(self.dtype).removeprefix('torch.')}, {model.side} px; a VAE like SD's, {vae.width} channels,"
+            f" {vae.side} px"
         )
 
     # -------------------------------------------------------------------------------------------------- the work

@@ -58,17 +58,16 @@ def by_turns(
     """Seconds of each way, run one after the other, ``rounds`` times over, after one round to warm up.
 
     Args:
-        is_over: no further round begins once it says so; one is always run.
+        is_over: no further round begins once it says so; if that is after the first, its seconds have to do.
     """
-    for way in ways.values():
-        way()
+    first = {name: [clock.seconds(way)] for name, way in ways.items()}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds):
-        if number and is_over():
+    for _ in range(rounds):
+        if is_over():
             break
         for name, way in ways.items():
             seconds[name].append(clock.seconds(way))
-    return seconds
+    return seconds if all(seconds.values()) else first
 
 
 def medians(seconds: Mapping[str, Sequence[float]]) -> dict[str, float]:

@@ -29,6 +29,7 @@ def describe(device: torch.device, pack: Path) -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "comfyui": _comfyui(),
         "vram_state": model_management.vram_state.name,
+        "dynamic_vram": _has_dynamic_vram(),
         "headroom": _version(pack),
     }
 
@@ -38,10 +39,11 @@ def head(machine: dict[str, Any]) -> list[str]:
     driver = f" · driver {machine['driver']}" if machine["driver"] else ""
     memory, ram = (machine[key] / GB for key in ("device_bytes", "ram_bytes"))
     own = f", {memory:.1f} GB" if machine["device_type"] != "cpu" else ""
+    loading = f" · {machine['vram_state']}, dynamic VRAM {'on' if machine['dynamic_vram'] else 'off'}" if own else ""
     return [
         f"Headroom {machine['headroom']} · ComfyUI {machine['comfyui']} · torch {machine['torch']}"
         f" · Python {machine['python']}",
-        f"{machine['device']}{own}{driver} · {ram:.0f} GB RAM · {machine['system']}",
+        f"{machine['device']}{own}{driver} · {ram:.0f} GB RAM · {machine['system']}{loading}",
     ]
 
 
@@ -79,6 +81,14 @@ def _comfyui() -> str:
         return str(importlib.import_module("comfyui_version").__version__)
     except (ImportError, AttributeError):
         return "of unknown version"
+
+
+def _has_dynamic_vram() -> bool:
+    """The host's server turns it on when it starts, on NVIDIA's cards; in any other program it is off."""
+    try:
+        return bool(importlib.import_module("comfy.memory_management").aimdo_enabled)
+    except (ImportError, AttributeError):
+        return False
 
 
 def _version(pack: Path) -> str:

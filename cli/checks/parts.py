@@ -27,14 +27,14 @@ class Part:
 
 
 PARTS = (
-    Part("attention", "Attention: latents of two steps against ComfyUI's own", attention.checks),
-    Part("casting", "Layerwise Casting: bytes of the weights, and how near they stay", casting.checks),
-    Part("decode", "VAE decode in strips: exact, and within its budget", vae.decode_checks),
-    Part("encode", "VAE encode in strips: exact, and within its budget", vae.encode_checks),
-    Part("offload", "Block Offload: the same latents, and within its budget", offload.checks),
-    Part("prefetch", "Block Offload: copies beside the computation", offload.prefetch_checks),
-    Part("prediction", "Memory: predicted beside measured", prediction.checks),
-    Part("speed", "Seconds of a decode beside core's ways", speed.checks),
+    Part("attention", "Attention: how near the latents of two steps are to ComfyUI's own; more dB are nearer", attention.checks),
+    Part("casting", "Layerwise Casting: what the weights take, and how near they stay", casting.checks),
+    Part("decode", "VAE decode in strips: as near as float32 can tell, and within a budget", vae.decode_checks),
+    Part("encode", "VAE encode in strips: the same", vae.encode_checks),
+    Part("offload", "Block Offload: the same latents, within a budget", offload.checks),
+    Part("prefetch", "Block Offload: are weights copied while others compute?", offload.prefetch_checks),
+    Part("prediction", "Predictions beside what was measured", prediction.checks),
+    Part("speed", "A decode beside ComfyUI's own ways: seconds, and memory with the weights", speed.checks),
 )
 
 

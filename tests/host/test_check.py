@@ -1,8 +1,7 @@
-"""`check`: what it says on a machine without a card, in this process and as people run it, and that no part ends the run."""
+"""`check` without a card: what it says, in this process and as people run it, and that no part of it ends the run."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import subprocess
@@ -19,6 +18,7 @@ from headroom.cli import check
 from headroom.cli.checks import attention, casting, offload, parts, sizes, speed, vae
 from headroom.cli.checks.bench import Bench
 from headroom.cli.checks.clock import Clock, by_turns
+from headroom.cli.checks.machine import describe
 from headroom.cli.checks.rows import Check, Found, Outcome, Row
 from headroom.cli.checks.text import WIDTH, table_row, to_paste
 from headroom.offload import CastReport
@@ -164,6 +164,7 @@ class TestSpeed:
         assert ran == [*"ab", *"ab", *"ab"]
         assert [len(times) for times in found.values()] == [2, 2]
         assert len(by_turns(Clock(torch.device("cpu")), ways, 9, lambda: True)["a"]) == 1
+        assert ran == [*"ab"] * 4
 
 
 def test_predictions_stand_beside_what_was_measured(bench: Bench) -> None:
@@ -218,7 +219,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*arguments: str) -> int:
-    return check.run(check.parser().parse_args(arguments), check.Screen())
+    options, screen = check.parser().parse_args(arguments), check.Screen()
+    bench = Bench(options.seconds, screen.doing)
+    return check.run(options, screen, bench, describe(bench.device, PACK))
 
 
 class TestRun:
@@ -361,7 +364,7 @@ def test_as_a_script_it_writes_the_json_alone(tmp_path: Path) -> None:
     assert set(written) == {"format", "machine", "sizes", "seconds", "interrupted", "held", "rows"}
     assert set(written["machine"]) == {
         "device", "device_type", "device_bytes", "ram_bytes", "driver", "torch", "python", "system", "comfyui",
-        "vram_state", "headroom",
+        "vram_state", "dynamic_vram", "headroom",
     }  # fmt: skip
     assert written["machine"]["comfyui"] == ENVIRONMENT.version
     assert {row["part"] for row in written["rows"]} == {"offload", "prefetch"}
@@ -386,5 +389,4 @@ def test_what_keeps_it_from_starting_is_a_sentence(arguments: tuple[str, ...], s
 
 
 def test_the_parts_of_the_command_line_are_those_there_are() -> None:
-    importlib.reload(parts)
-    assert check.PARTS == tuple(part.name for part in parts.PARTS)
+    assert tuple(part.name for part in parts.PARTS) == check.PARTS
