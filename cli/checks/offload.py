@@ -62,8 +62,8 @@ class Streaming:
         ours = bench.sample(self.within(self.budget))
         again = bench.sample(bench.model)
         same, undone = torch.equal(ours, stock), torch.equal(again, stock)
-        text = "the latents are the same bit for bit" if same else "the latents differ"
-        text += f", with {said_bytes(self.budget)} of {said_bytes(self.size)}"
+        text = "bit for bit" if same else "they differ"
+        text += f", with {said_bytes(self.budget)} for {said_bytes(self.size)} of weights"
         if not undone:
             text += "; without the budget the model gives others than before"
         return held(same and undone), text, {"budget": self.budget, "weights": self.size}
@@ -77,7 +77,7 @@ class Streaming:
         if budget is None:
             return Outcome.NOT_HERE, "; ".join(ours.attachments["headroom_offload"].notes), {}
         taken = self._weights_taken(ours, budget)
-        text = f"{said_bytes(taken)} for weights and staging at most, of the {said_bytes(self.budget)} allowed"
+        text = f"weights and staging took {said_bytes(taken)} of the {said_bytes(self.budget)} allowed"
         return held(taken <= SLACK * self.budget), text, {"budget": self.budget, "taken": taken}
 
     def _weights_taken(self, ours: Any, budget: Budget) -> int:

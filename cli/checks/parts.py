@@ -12,6 +12,8 @@ from . import attention, casting, offload, prediction, speed, vae
 from .bench import Bench
 from .rows import Check, Outcome, Row
 
+NO_TIME = "no time left: give it more --seconds"
+
 
 @dataclass(frozen=True)
 class Part:
@@ -27,7 +29,11 @@ class Part:
 
 
 PARTS = (
-    Part("attention", "Attention: how near the latents of two steps are to ComfyUI's own; more dB are nearer", attention.checks),
+    Part(
+        "attention",
+        "Attention: how near the latents of two steps are to ComfyUI's own; more dB are nearer",
+        attention.checks,
+    ),
     Part("casting", "Layerwise Casting: what the weights take, and how near they stay", casting.checks),
     Part("decode", "VAE decode in strips: as near as float32 can tell, and within a budget", vae.decode_checks),
     Part("encode", "VAE encode in strips: the same", vae.encode_checks),
@@ -40,11 +46,11 @@ PARTS = (
 
 def rows(part: Part, bench: Bench) -> Iterator[Row]:
     """Of a part, each as soon as it is known. What raises is a row as well, and the next is looked at."""
+    if bench.is_over:
+        yield Row(part.name, Outcome.NOT_RUN, NO_TIME)
+        return
     checks = part.checks(bench)
     while True:
-        if bench.is_over:
-            yield Row(part.name, Outcome.NOT_RUN, "no time left: give it more --seconds")
-            return
         try:
             check = next(checks, None)
         except Exception as error:  # of any kind: a whole part must not end the others
@@ -52,7 +58,7 @@ def rows(part: Part, bench: Bench) -> Iterator[Row]:
             return
         if check is None:
             return
-        yield _row(check, bench)
+        yield Row(check.name, Outcome.NOT_RUN, NO_TIME) if bench.is_over else _row(check, bench)
 
 
 def _row(check: Check, bench: Bench) -> Row:

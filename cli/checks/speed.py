@@ -78,8 +78,12 @@ class Decodes:
         if name in (UNTILED, TILES):
             return Outcome.SEEN, text, numbers
         beside = median[name] / median[TILES]
-        text += f": {median[name] / median[UNTILED]:.2f}x untiled, {beside:.2f}x core's tiles; medians of {runs}"
+        text += f": {median[name] / median[UNTILED]:.2f}x untiled, {beside:.2f}x core's tiles; {said_runs(runs)}"
         return held(beside <= NO_SLOWER), text, numbers
+
+
+def said_runs(count: int) -> str:
+    return f"medians of {count}" if count > 1 else "one run"
 
 
 def core_tiled(vae: Any, latent: Tensor, tile: int) -> Tensor:
