@@ -16,17 +16,15 @@ import comfy.model_management as model_management
 import comfy.sample
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from ...host.runs import LOG
 from ...memory import Row as LogRow
 from . import generated
 from .clock import Clock
+from .probe import convolution_speed, product_speed
 from .sizes import Sizes, choose
 
 SEED = 7
-PROBE = 64  # rows and columns of what the speed of the device is told by: little, for a CPU without 16 bits
-PROBE_SECONDS = 0.2
 
 
 @dataclass
@@ -73,37 +71,16 @@ class Bench:
         self.say("how fast is it?")
         free = int(model_management.get_free_memory(self.device))
         try:
-            speeds = self.product_speed(), self.convolution_speed()
+            products = product_speed(self.device, self.dtype, self.clock.wait)
+            convolutions = convolution_speed(self.device, self.vae_dtype, self.clock.wait)
         except RuntimeError:  # whatever it cannot do, it will be said where it is needed
-            speeds = 0.0, 0.0
-        return choose(self.seconds, *speeds, free, self.dtype.itemsize)
+            products = convolutions = 0.0
+        return choose(self.seconds, products, convolutions, free, self.dtype.itemsize)
 
     @property
     def known_sizes(self) -> dict[str, Any] | None:
         """As numbers; None before they are chosen."""
         return self.sizes.numbers() if "sizes" in self.__dict__ else None
-
-    def product_speed(self) -> float:
-        """Operations per second of a matrix product, as one waits for it: not as an emulated card's clock says."""
-        x = torch.ones(1024, PROBE, dtype=self.dtype, device=self.device)
-        weight = torch.ones(PROBE, PROBE, dtype=self.dtype, device=self.device)
-        return self._speed(lambda: x @ weight, 2 * 1024 * PROBE**2)
-
-    def convolution_speed(self) -> float:
-        """The same of a convolution."""
-        x = torch.ones(1, 128, PROBE, PROBE, dtype=self.vae_dtype, device=self.device)
-        weight = torch.ones(128, 128, 3, 3, dtype=self.vae_dtype, device=self.device)
-        return self._speed(lambda: functional.conv2d(x, weight, padding=1), 2 * 9 * 128**2 * PROBE**2)
-
-    def _speed(self, work: Callable[[], object], flops: float) -> float:
-        work()
-        self.clock.wait()
-        start, runs = time.perf_counter(), 0
-        while (passed := time.perf_counter() - start) < PROBE_SECONDS or not runs:
-            work()
-            self.clock.wait()
-            runs += 1
-        return runs * flops / max(passed, 1e-6)
 
     @cached_property
     def model(self) -> Any:

@@ -23,7 +23,7 @@ from .rows import Check, Found, Outcome, held
 EXACT_DB = 100.0  # in float32
 AS_NEAR = 1.5  # times the untiled result's own error, where that is rounded
 STRIPS = 4
-TOO_NEAR = 0.95  # to the untiled peak, for a budget to mean anything
+TOO_NEAR = 0.95  # to the untiled peak, weights left out, for a budget to mean anything
 ROOM = 0.75  # of the way from the least budget to untiled
 
 
@@ -125,7 +125,8 @@ def _budget(coding: Coding) -> Found:
     bench.say(f"{coding.name} within a budget")
     whole, untiled = coding.taken(low_memory_vae(bench.vae, VAESettings(vram_budget_gb=1024.0)))
     least = coding.least()
-    if least >= TOO_NEAR * whole:
+    weights = int(bench.vae.patcher.model_size())
+    if least - weights >= TOO_NEAR * (whole - weights):
         text = f"a picture so small takes {said_bytes(whole)} untiled, and {said_bytes(least)} in strips"
         return Outcome.NOT_HERE, text, {"untiled": whole, "least": least}
     budget = int(least + ROOM * (whole - least))

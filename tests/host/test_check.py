@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from headroom.cli import check
-from headroom.cli.checks import attention, casting, offload, parts, sizes, speed, vae
+from headroom.cli.checks import attention, casting, offload, parts, probe, sizes, speed, vae
 from headroom.cli.checks.bench import Bench
 from headroom.cli.checks.clock import Clock, by_turns
 from headroom.cli.checks.machine import describe
@@ -23,8 +24,9 @@ from headroom.cli.checks.rows import Check, Found, Outcome, Row
 from headroom.cli.checks.text import WIDTH, table_row, to_paste
 from headroom.offload import CastReport
 
-from .conftest import ENVIRONMENT
+from .conftest import ENVIRONMENT, ON_CARD
 
+pytestmark = pytest.mark.skipif(ON_CARD, reason="tests/emulator/test_check.py is about cards")
 PACK = Path(__file__).parents[2]
 MODEL, VAE = sizes.ModelSize(256, 1, 2, 128), sizes.VAESize(32, 128)
 OURS = ("auto", "sdpa", "sdpa_math", "sliced", "online")
@@ -280,10 +282,20 @@ class TestRun:
         assert run("--seconds", "1e-9") == check.NOT_HELD
         assert "no time left" in capsys.readouterr().out
 
+    def test_what_is_left_is_named(self) -> None:
+        late = Bench(3600.0)
+
+        def slow() -> Found:
+            late.seconds = 1e-9
+            return said()()
+
+        part = replace(parts.PARTS[0], checks=lambda bench: iter([Check("one", slow), Check("two", broken)]))
+        assert [(row.name, row.outcome) for row in parts.rows(part, late)] == [
+            ("one", Outcome.HELD), ("two", Outcome.NOT_RUN),
+        ]  # fmt: skip
+
     def test_a_step_further_on_after_out_of_memory_has_the_memory(self, bench: Bench) -> None:
         """The exception, which holds every tensor of what failed, is gone."""
-        import weakref
-
         held: list[weakref.ref[torch.Tensor]] = []
 
         def fails() -> Found:
@@ -326,6 +338,21 @@ class TestSizes:
         monkeypatch.undo()
         found = sizes.choose(seconds, speed, speed, free_gb * 2**30, 2)
         assert ((found.model.width, found.model.side), (found.vae.width, found.vae.side)) == (model, vae)
+
+    @pytest.mark.parametrize("speed_of", [1e8, 1e11, 3e13])
+    def test_the_speed_is_not_that_of_launches(self, speed_of: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A device that takes 30 microseconds for whatever it is asked."""
+        now = [0.0]
+        monkeypatch.setattr(probe.time, "perf_counter", lambda: now[0])
+        asked: list[int] = []
+
+        def of(side: int) -> tuple[Callable[[], None], float]:
+            asked.append(side)
+            operations = 2.0 * 1024 * side**2
+            return lambda: now.__setitem__(0, now[0] + 3e-5 + operations / speed_of), operations
+
+        assert probe.speed((64, 256, 1024, 4096), of, lambda: None) == pytest.approx(speed_of, rel=0.1)
+        assert asked == [64] if speed_of == 1e8 else len(asked) > 2
 
     def test_their_operations_are_those_that_torch_counts(self, bench: Bench) -> None:
         from torch.utils.flop_counter import FlopCounterMode
