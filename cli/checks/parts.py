@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import comfy.model_management as model_management
@@ -63,9 +65,25 @@ def rows(part: Part, bench: Bench) -> Iterator[Row]:
 
 def _row(check: Check, bench: Bench) -> Row:
     try:
-        return Row(check.name, *check.look())
+        with ending(bench):
+            return Row(check.name, *check.look())
+    except model_management.InterruptProcessingException:
+        return Row(check.name, Outcome.NOT_RUN, NO_TIME)
     except Exception as error:  # as above
         return _failed(check.name, error, bench)
+
+
+@contextmanager
+def ending(bench: Bench) -> Iterator[None]:
+    """Within it, work is cancelled as by the user's button when time is up: between two steps or strips."""
+    timer = threading.Timer(max(0.0, bench.seconds - bench.elapsed), model_management.interrupt_current_processing)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        model_management.interrupt_current_processing(False)
 
 
 def _failed(name: str, error: Exception, bench: Bench) -> Row:

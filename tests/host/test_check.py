@@ -152,9 +152,11 @@ class TestOffload:
 class TestSpeed:
     def test_strips_are_held_to_cores_tiles(self, bench: Bench) -> None:
         decodes = speed.Decodes(bench)
-        seconds = {speed.UNTILED: [1.0], speed.TILES: [3.0], speed.STRIPS: [1.2, 9.0, 1.3], speed.LEAN: [4.0]}
-        decodes.__dict__ |= {"seconds": seconds, "ways": dict.fromkeys(seconds, lambda: None)}
-        found = {name: decodes.row(name) for name in seconds}
+        seconds = {speed.UNTILED: [1.0], speed.TILES: [3.0], speed.STRIPS: [1.2, 9.0, 1.3]}
+        lean = {speed.TILES: [3.0], speed.LEAN: [4.0]}
+        ways = dict.fromkeys(seconds | lean, lambda: None)
+        decodes.__dict__ |= {"seconds": seconds, "lean_seconds": lean, "ways": ways}
+        found = {name: decodes.row(name) for name in ways}
         assert [row[0] for row in found.values()] == [Outcome.SEEN, Outcome.SEEN, Outcome.HELD, Outcome.BROKEN]
         assert "1.3 s" in found[speed.STRIPS][1]
         assert "1.30x untiled, 0.43x core's tiles; medians of 3" in found[speed.STRIPS][1]
@@ -293,6 +295,19 @@ class TestRun:
         assert [(row.name, row.outcome) for row in parts.rows(part, late)] == [
             ("one", Outcome.HELD), ("two", Outcome.NOT_RUN),
         ]  # fmt: skip
+
+    def test_work_is_cancelled_when_time_is_up(self, bench: Bench) -> None:
+        """Between two steps, and what comes after it is not."""
+        short = Bench(0.5)
+        short.__dict__ |= {"sizes": bench.sizes, "model": bench.model}
+
+        def endless() -> Found:
+            short.sample(bench.model, 100_000)
+            return said()()
+
+        part = replace(parts.PARTS[0], checks=lambda bench: iter([Check("one", endless)]))
+        assert [row.outcome for row in parts.rows(part, short)] == [Outcome.NOT_RUN]
+        assert bench.sample(bench.model, 2).isfinite().all()
 
     def test_a_step_further_on_after_out_of_memory_has_the_memory(self, bench: Bench) -> None:
         """The exception, which holds every tensor of what failed, is gone."""
