@@ -430,5 +430,17 @@ def test_what_keeps_it_from_starting_is_a_sentence(arguments: tuple[str, ...], s
     assert not done.stdout.strip()
 
 
+def test_files_of_cards_say_what_they_are() -> None:
+    """An emulated card's seconds must not be taken for those of a card."""
+    files = sorted((PACK / "benchmarks" / "cards").glob("*.json"))
+    assert files
+    for path in files:
+        content = json.loads(path.read_text())
+        device = content["machine"]["device"]
+        assert path.stem.endswith("_emulated") == ("emulated" in device), path
+        assert path.stem.startswith("cpu") == (content["machine"]["device_type"] == "cpu"), path
+        assert content["format"] == 1
+
+
 def test_the_parts_of_the_command_line_are_those_there_are() -> None:
     assert tuple(part.name for part in parts.PARTS) == check.PARTS
