@@ -14,6 +14,7 @@ import comfy.model_management as model_management
 import torch
 from torch import Tensor
 
+from ..memory.accelerator import is_here
 from ..memory.prediction import Card, LiveBytes
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -85,7 +86,7 @@ def free_memory_answer(card: Card, tracker: LiveBytes | None = None, elsewhere: 
 
 def card_answers(card: Card) -> dict[str, Callable[..., Any]]:
     """What a host on this card says of its device, its dtypes and its attention. Nothing for this machine's own."""
-    if not card.is_cuda or torch.cuda.is_available():
+    if is_here(card.device):
         return {}
     capability = card.capability or (0, 0)
     yes, no = (lambda *_, **__: True), (lambda *_, **__: False)

@@ -8,8 +8,8 @@ from contextvars import ContextVar
 from pathlib import Path
 
 import folder_paths
-import torch
 
+from ..memory.accelerator import is_here
 from ..memory.prediction import DOCUMENTED, Card, Collecting, Workspaces
 from ..memory.prediction.calibration import Key, load
 
@@ -23,7 +23,7 @@ def calibration_path() -> Path:
 
 def own_key(card: Card) -> Key | None:
     """What a measurement of a card has to be of; None for any card but this machine's own."""
-    if not card.is_cuda or not torch.cuda.is_available():
+    if not card.is_cuda or not is_here(card.device):  # only of CUDA's kernels there is anything to measure
         return None
     key = Key.of(card.device)
     return key if key.card == card.name else None

@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..attention import BACKENDS, AttentionCall
 from ..memory import PeakMeter, Row
+from ..memory.accelerator import counts_peaks, synchronise
 from ..memory.comparison import Comparison, Measured, Outcome, render_comparison
 from ..memory.comparison_chart import draw_comparison
 from ..memory.prediction import DOCUMENTED, THIS_MACHINE, LiveBytes
@@ -239,12 +240,12 @@ def _latent(work: Work) -> Tensor:
 
 def _head(work: Work, latent: Tensor) -> list[str]:
     model, shape = work.model, "x".join(map(str, latent.shape))
-    cuda = model.load_device.type == "cuda"
+    how = "allocated by torch" if counts_peaks(model.load_device) else "counted tensor by tensor"
     return [
         f"Headroom comparison of one step · {describe_machine(model.load_device)}",
         f"{type(model.model).__name__} computing in {_name(compute_dtype(model))} · latent {shape} · cfg {work.cfg:g}"
         f" · noise level {_sigma(model):.3g}, the middle of sampling",
-        f"peak: above the weights, {'allocated by torch' if cuda else 'counted tensor by tensor'} · error: relative,"
+        f"peak: above the weights, {how} · error: relative,"
         " of what the model takes away from its input · x: times the first row's",
     ]
 
@@ -356,7 +357,7 @@ class Step:
     ) -> Tensor:
         guider = model.inner_model
         call = partial(model, x, sigmas[0] * x.new_ones(x.shape[0]), **extra_args)
-        if self._device.type == "cuda":
+        if counts_peaks(self._device):
             call()  # libraries load and reserve their workspaces, and a model that streams is in its usual state
             with PeakMeter(self._device) as meter:
                 denoised, first = self._timed(call)
@@ -371,10 +372,10 @@ class Step:
 
     def _timed(self, call: Callable[[], Tensor]) -> tuple[Tensor, float]:
         comfy.model_management.throw_exception_if_processing_interrupted()
-        self._wait()
+        synchronise(self._device)
         start = time.perf_counter()
         result = call()
-        self._wait()
+        synchronise(self._device)
         return result, time.perf_counter() - start
 
     def _shortest(self, call: Callable[[], Tensor], first: float) -> float:
@@ -382,10 +383,6 @@ class Step:
         while sum(times) < TIMED_SECONDS and len(times) < MOST_TIMED:
             times.append(self._timed(call)[1])
         return min(times)
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
 
 
 def _counted(call: Callable[[], Tensor], device: torch.device, given: list[Any]) -> int:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import comfy.model_management as model_management
 import torch
 
+from ..memory.accelerator import device_name
+from ..memory.prediction.card import describe_device
+
 GB = 2**30
 
 
@@ -21,8 +24,6 @@ def memory_budget(device: torch.device, limit_gb: float = 0.0) -> int:
 
 
 def describe_machine(device: torch.device) -> str:
-    """One line: the device and its total memory."""
-    total = model_management.get_total_memory(device) / GB
-    if device.type == "cuda":
-        return f"{torch.cuda.get_device_name(device)}, {total:.0f} GB, torch {torch.__version__}"
-    return f"{device.type}, {total:.0f} GB RAM, torch {torch.__version__}"
+    """One line: the device, its total memory, torch."""
+    total = int(model_management.get_total_memory(device))
+    return f"{describe_device(device_name(device), device, total)}, torch {torch.__version__}"

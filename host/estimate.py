@@ -14,6 +14,7 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
+from ..memory.accelerator import device_name
 from ..memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Prediction, Stage, named_card
 from .budget import budget_of, least_weights
 from .calibrated import workspaces_for
@@ -78,16 +79,15 @@ def chosen_card(gpu: str, vram_gb: float, device: torch.device) -> Card:
     """
     reserved = int(model_management.extra_reserved_memory())
     if gpu != THIS_MACHINE:
-        if not vram_gb and device.type == "cuda":
+        if not vram_gb and device.type == "cuda":  # the named cards are NVIDIA's
             vram_gb = model_management.get_total_memory(device) / GB
         return named_card(gpu, vram_gb, reserved)
     found = int(model_management.get_total_memory(device))
     total = int(vram_gb * GB) if vram_gb else found
-    if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        return Card(torch.cuda.get_device_name(device), device, total, capability, reserved, found=found)
-    name = f"{device.type}, {total / GB:.0f} GB"
-    return Card(name, device, total, reserved=reserved, threads=torch.get_num_threads(), found=found)
+    # The compute capability says which of CUDA's kernels there are; other makers' generations are counted otherwise.
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    threads = torch.get_num_threads()
+    return Card(device_name(device), device, total, capability, reserved, threads, found)
 
 
 def own_card(device: torch.device) -> Card:
@@ -138,7 +138,7 @@ def sampling_stage(question: Question, card: Card, notes: list[str]) -> Stage:
         "sampling",
         Prediction(0, 0),
         weights,
-        least_of(model, 0) if card.is_cuda else weights,  # a CPU has nothing to stream from
+        least_of(model, 0) if card.has_own_memory else weights,  # a CPU has nothing to stream from
         None if budget is None else budget.weights,
     )
     try:

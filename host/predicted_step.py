@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ..attention import parse_blocks
+from ..memory.accelerator import is_here
 from ..memory.prediction import (
     DOCUMENTED,
     CannotPredict,
@@ -189,8 +190,8 @@ class StandIn:
         }
         wrappers[WrappersMP.APPLY_MODEL] = {**wrappers[WrappersMP.APPLY_MODEL], COUNTED: [self._counted]}
         inner["wrappers"] = {**inner.get("wrappers", {}), **wrappers}
-        if self.card.is_cuda and not torch.cuda.is_available():
-            # This host has chosen its attention for a machine without such a card.
+        if not is_here(self.card.device):
+            # This host has chosen its attention for a machine without such a card, which is an NVIDIA one.
             inner[OVERRIDE] = _AsOnCuda(inner.get(OVERRIDE))
         inner["sample_sigmas"] = torch.empty(2, device=self.card.device)
         return options
@@ -226,7 +227,7 @@ class _AsOnCuda:
 def _streamed(model: ModelPatcher, shape: torch.Size, card: Card) -> int:
     """Bytes of weights that the host leaves off a card: it keeps room for a batch of one conditioning."""
     weights = int(model.model_size())
-    if not card.is_cuda:
+    if not card.has_own_memory:
         return 0
     if model.is_dynamic():
         return weights  # its pages count as free

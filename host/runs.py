@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from ..memory import PeakMeter, Row, RunLog
+from ..memory.accelerator import allocated_bytes, counts_peaks, peak_bytes
 from ..memory.prediction import LiveBytes
 from .compat import executing_node
 
@@ -21,7 +22,8 @@ LOG = RunLog()
 class Following:
     """Measures what a stretch of work takes beyond the weights, from :meth:`begin` on, into its row.
 
-    A context manager. On a CPU every tensor is followed; on CUDA the allocator is asked; elsewhere nothing is known.
+    A context manager. On a CPU every tensor is followed; elsewhere the device's allocator is asked, if it
+    keeps its peak; if not, nothing is known.
     """
 
     def __init__(self, row: Row, device: torch.device) -> None:
@@ -42,8 +44,8 @@ class Following:
             self._tracker.leave_out([*weights.parameters(), *weights.buffers(), *tree_leaves(given)])
             self._tracker.add(tree_leaves(held))
             self._stack.enter_context(self._tracker)
-        elif self._device.type == "cuda":
-            self._before = torch.cuda.memory_allocated(self._device)
+        elif counts_peaks(self._device):
+            self._before = allocated_bytes(self._device)
 
     def __enter__(self) -> Following:
         return self
@@ -53,7 +55,7 @@ class Following:
         if self._tracker is not None:
             self._row.live = self._tracker.live_peak
         elif self._before is not None:
-            self._row.live = max(0, torch.cuda.max_memory_allocated(self._device) - self._before)
+            self._row.live = max(0, (peak_bytes(self._device) or 0) - self._before)
 
 
 @contextmanager

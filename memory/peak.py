@@ -1,18 +1,28 @@
-"""Measured peak memory of a stretch of work: torch's CUDA peak on a GPU, sampled resident set size elsewhere."""
+"""Measured peak memory of a stretch of work: the allocator's own on an accelerator, sampled elsewhere."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 
 import psutil
 import torch
 
+from .accelerator import (
+    allocated_bytes,
+    allocator_statistics,
+    counts_peaks,
+    device_name,
+    peak_bytes,
+    reset_peak,
+)
+
 SAMPLE_SECONDS = 0.01
 MB = 2**20
+ALLOCATED = "allocated"  # how a source begins that is no guess by the process as a whole
 
 
 @dataclass(frozen=True)
@@ -20,7 +30,7 @@ class Peak:
     """Bytes before and at the highest point, and how they were measured.
 
     Attributes:
-        history: what CUDA's allocator went through, for people; empty elsewhere.
+        history: what the device's allocator went through, for people; empty where it does not say.
     """
 
     before: int
@@ -36,9 +46,9 @@ class Peak:
 class PeakMeter:
     """Context manager; :attr:`peak` is set on leaving it.
 
-    On CUDA it resets torch's own peak statistics of the device. Elsewhere a thread samples the process's resident
-    set size every 10 ms, so a peak shorter than that can be missed, and memory that the allocator kept from
-    earlier work hides the first bytes of growth.
+    Where a device's allocator keeps its peak, torch's statistics of it are reset and read. Elsewhere a thread samples
+    every 10 ms, so a peak shorter than that can be missed: what is allocated on the device, where it says that much;
+    else the process's resident set size, where memory kept from earlier work hides the first bytes of growth.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,32 +56,32 @@ class PeakMeter:
         self.peak: Peak | None = None
 
     def __enter__(self) -> PeakMeter:
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self._before = torch.cuda.memory_allocated(self.device)
-            self._statistics = torch.cuda.memory_stats(self.device)
+        self._sampler: _Sampler | None = None
+        if counts_peaks(self.device):
+            reset_peak(self.device)
+            self._before = allocated_bytes(self.device) or 0
+            self._statistics = allocator_statistics(self.device)
         else:
-            self._sampler = _ResidentSetSampler()
+            self._sampler = _Sampler(_allocated_on(self.device) or _resident_set())
             self._before = self._sampler.highest
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self.device.type == "cuda":
-            highest = torch.cuda.max_memory_allocated(self.device)
-            source = f"allocated on {torch.cuda.get_device_name(self.device)}"
-            now = torch.cuda.memory_stats(self.device)
-            self.peak = Peak(self._before, highest, source, allocator_history(self._statistics, now))
-        else:
-            self.peak = Peak(self._before, self._sampler.stop(), "RSS, sampled")
+        if self._sampler is not None:
+            self.peak = Peak(self._before, self._sampler.stop(), _sampled(self.device))
+            return
+        highest = peak_bytes(self.device) or 0
+        history = allocator_history(self._statistics, allocator_statistics(self.device))
+        self.peak = Peak(self._before, highest, f"{ALLOCATED} on {device_name(self.device)}", history)
 
 
 def allocator_history(before: Mapping[str, int], after: Mapping[str, int]) -> str:
-    """A line on what CUDA's allocator went through between two of torch's statistics of it.
+    """A line on what a device's allocator went through between two of torch's statistics of it.
 
     Args:
-        before, after: ``torch.cuda.memory_stats``; an allocator of the driver's own leaves most entries out.
+        before, after: as of ``torch.cuda.memory_stats``; an allocator of the driver's own leaves most entries out.
     """
     reserved, allocated = (after.get(f"{kind}_bytes.all.peak", 0) for kind in ("reserved", "allocated"))
     retries, failures = (after.get(name, 0) - before.get(name, 0) for name in ("num_alloc_retries", "num_ooms"))
@@ -83,19 +93,37 @@ def allocator_history(before: Mapping[str, int], after: Mapping[str, int]) -> st
     return ", ".join(parts)
 
 
-class _ResidentSetSampler:
-    def __init__(self) -> None:
-        self._process = psutil.Process(os.getpid())
+def _allocated_on(device: torch.device) -> Callable[[], int] | None:
+    return None if allocated_bytes(device) is None else lambda: allocated_bytes(device) or 0
+
+
+def _resident_set() -> Callable[[], int]:
+    process = psutil.Process(os.getpid())
+    return lambda: int(process.memory_info().rss)
+
+
+def _sampled(device: torch.device) -> str:
+    if allocated_bytes(device) is not None:
+        return f"{ALLOCATED} on {device_name(device)}, sampled"
+    unknown = "" if device.type == "cpu" else f": {device_name(device)} does not say what is allocated on it"
+    return f"RSS, sampled{unknown}"
+
+
+class _Sampler:
+    """The highest of what a function answers, asked in a thread of its own."""
+
+    def __init__(self, read: Callable[[], int]) -> None:
+        self._read = read
         self._done = threading.Event()
-        self.highest = self._process.memory_info().rss
-        self._thread = threading.Thread(target=self._sample, name="headroom-rss", daemon=True)
+        self.highest = read()
+        self._thread = threading.Thread(target=self._sample, name="headroom-memory", daemon=True)
         self._thread.start()
 
     def _sample(self) -> None:
         while not self._done.wait(SAMPLE_SECONDS):
-            self.highest = max(self.highest, self._process.memory_info().rss)
+            self.highest = max(self.highest, self._read())
 
     def stop(self) -> int:
         self._done.set()
         self._thread.join()
-        return max(self.highest, self._process.memory_info().rss)
+        return max(self.highest, self._read())

@@ -6,10 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from .peak import ALLOCATED
 from .runlog import AttentionCounts, Row
 
 GB = 2**30
 MB = 2**20
+TENTHS_BELOW = 16 * GB
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,11 @@ def format_bytes(count: float) -> str:
     return f"{count / GB:.2f} GB" if count >= GB else f"{count / MB:.0f} MB"
 
 
+def format_gb(count: float) -> str:
+    """Of a device's whole memory: tenths below 16 GB, as "0.9 GB", "12 GB", "24 GB"."""
+    return f"{round(count / GB, 1 if count < TENTHS_BELOW else 0):g} GB"
+
+
 def _node_lines(node: NodeReport) -> list[str]:
     cached = " · cached, earlier run" if node.cached else ""
     lines = [f"#{node.node} {node.title}{cached}"]
@@ -91,8 +98,8 @@ def _work_lines(row: Row) -> Iterable[str]:
     if row.predicted is None:
         yield measured
         return
-    # A CPU's tensors are followed one by one; CUDA's allocator counts what kernels hold as well.
-    predicted = row.predicted.activations if _on_cuda(row) else row.predicted.live
+    # A CPU's tensors are followed one by one; a device's allocator counts what kernels hold as well.
+    predicted = row.predicted.activations if _by_allocator(row) else row.predicted.live
     if row.predicted.bound:
         yield f"{measured} · planned {format_bytes(predicted)} at most"
         return
@@ -100,8 +107,8 @@ def _work_lines(row: Row) -> Iterable[str]:
     yield f"{measured} · predicted {format_bytes(predicted)}{off}"
 
 
-def _on_cuda(row: Row) -> bool:
-    return row.peak is not None and row.peak.source.startswith("allocated")
+def _by_allocator(row: Row) -> bool:
+    return row.peak is not None and row.peak.source.startswith(ALLOCATED)
 
 
 def attention_lines(counts: AttentionCounts) -> list[str]:

@@ -1,8 +1,9 @@
 """What a card's own convolutions hold inside, measured once and kept: it takes the place of the documented rule.
 
 cuDNN chooses a kernel by shape, dtype and layout, and no document says how much memory that kernel takes. Each
-convolution that a prediction met is run once alone, and the allocator says the rest. Not measured on a GPU yet: what
-was tested without one is the refusal, the file, and that predictions use what is in it.
+convolution that a prediction met is run once alone, and the allocator says the rest. It is about CUDA's libraries by
+name: other devices have no rule to replace. Not measured on a GPU yet: what was tested without one is the refusal, the
+file, and that predictions use what is in it.
 """
 
 from __future__ import annotations

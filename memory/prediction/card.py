@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from ..accelerator import has_own_memory
+from ..report import format_gb
+
 GB = 2**30
 THIS_MACHINE = "this machine"
 # Compute capabilities by the names their owners know: GTX 16 / RTX 20, A100, RTX 30, RTX 40, H100, RTX 50.
@@ -18,7 +21,7 @@ class Card:
     """Where the predicted work runs.
 
     Attributes:
-        name: for people.
+        name: for people, without its memory.
         device: the type of device that its tensors say they are on; no such device need be there.
         total: bytes of memory.
         capability: compute capability of an NVIDIA card, None for anything else.
@@ -41,13 +44,30 @@ class Card:
         return self.found or self.total
 
     @property
+    def title(self) -> str:
+        """With the memory that is reckoned with."""
+        return describe_device(self.name, self.device, self.total)
+
+    @property
+    def has_own_memory(self) -> bool:
+        """Whether it has memory beside the machine's, to which weights can be streamed."""
+        return has_own_memory(self.device)
+
+    @property
     def is_cuda(self) -> bool:
+        """Whether CUDA's kernels and libraries run on it (or ROCm's, by the same name): what they hold inside is
+        documented for them alone."""
         return self.device.type == "cuda"
 
     @property
     def granularity(self) -> int:
-        """Bytes that the allocator rounds up to: CUDA's caching one to 512, a CPU's does not."""
-        return 512 if self.is_cuda else 1
+        """Bytes that the allocator rounds up to: torch's caching ones for accelerators to 512, a CPU's does not."""
+        return 512 if self.has_own_memory else 1
+
+
+def describe_device(name: str, device: torch.device, total: int) -> str:
+    """A device and its memory, whichever that is, as "RTX 3060, 12 GB" or "CPU, 31 GB RAM"."""
+    return f"{name}, {format_gb(total)}{'' if has_own_memory(device) else ' RAM'}"
 
 
 def named_card(name: str, vram_gb: float, reserved: int = 0) -> Card:
@@ -65,4 +85,4 @@ def named_card(name: str, vram_gb: float, reserved: int = 0) -> Card:
         raise ValueError(f"gpu: '{name}' is not known; choose one of {', '.join(GPU_CHOICES)}")
     if vram_gb <= 0:
         raise ValueError(f"vram_gb: say how many GB the {name} card has; 0 means this machine's own card")
-    return Card(f"{name}, {vram_gb:g} GB", torch.device("cuda"), int(vram_gb * GB), CAPABILITIES[name], reserved)
+    return Card(name, torch.device("cuda"), int(vram_gb * GB), CAPABILITIES[name], reserved)

@@ -12,7 +12,7 @@ WORDS = {Loss.EXACT: "exact", Loss.NEAR_EXACT: "near-exact", Loss.APPROXIMATE: "
 
 def render_fit(fit: Fit) -> str:
     """Paragraphs: what was chosen for sampling and decoding, what that takes, the other ways."""
-    lines = [f"Make it fit · {fit.card.name} · {fit.limit:.0%} of it: {format_bytes(fit.allowed)} · {fit.quality}"]
+    lines = [f"Make it fit · {fit.card.title} · {fit.limit:.0%} of it: {format_bytes(fit.allowed)} · {fit.quality}"]
     lines += _sampling_lines(fit)
     lines += _vae_lines(fit)
     others = [plan for plan in fit.considered if plan is not fit.sampling]

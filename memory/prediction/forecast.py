@@ -9,8 +9,9 @@ from enum import Enum
 from .card import Card
 from .predict import Prediction
 
-# Allocators and kernels differ a little from what is documented: how far a prediction may be off, as a share.
-SPREAD_CPU, SPREAD_CUDA = 0.02, 0.1
+# Allocators and kernels differ a little from what is documented: how far a prediction may be off, as a share. What a
+# GPU's kernels hold inside is known least.
+SPREAD_CPU, SPREAD_GPU = 0.02, 0.1
 
 
 class Verdict(Enum):
@@ -62,7 +63,7 @@ class Stage:
 
     def spread(self, card: Card) -> tuple[int, int]:
         """Between which bytes the activations are expected: tensors alone, and all with what kernels may add."""
-        share = SPREAD_CUDA if card.is_cuda else SPREAD_CPU
+        share = SPREAD_CPU if card.device.type == "cpu" else SPREAD_GPU
         low = min(self.prediction.live, self.prediction.activations) + self.prediction.constant
         return low, int(self.activations * (1 + share))
 
@@ -103,9 +104,9 @@ class Forecast:
 
     @property
     def ram_needed(self) -> int:
-        """The weights of all models; on a CPU the work as well, which has no memory of its own."""
+        """The weights of all models; the work as well on a device that has no memory of its own, such as a CPU."""
         weights = sum(stage.weights for stage in self._models())
-        return weights if self.card.is_cuda else weights + self.activations
+        return weights if self.card.has_own_memory else weights + self.activations
 
     def _models(self) -> Iterator[Stage]:
         """A stage a model: encode and decode share theirs."""

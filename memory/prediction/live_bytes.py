@@ -56,7 +56,7 @@ class LiveBytes(TorchDispatchMode):
         self.modules: list[str] = []
         self._others: list[Any] = []
         self._known: dict[int, weakref.ref[Any]] = {}
-        self._key = device_type.upper()
+        self._key = dispatch_key(device_type)
 
     def add(self, tensors: Iterable[Any]) -> None:
         """Counts the storages of these tensors, each once."""
@@ -153,6 +153,12 @@ def _python_function(func: Any) -> Callable[..., Any] | None:
     made = OPDEFS.get(func.name()) if func.namespace not in ("aten", "prims", "prim") else None
     function: Callable[..., Any] | None = getattr(made, "_init_fn", None)
     return function
+
+
+def dispatch_key(device_type: str) -> str:
+    """torch's key of the kernels for a type of device; backends from outside of torch, as "npu", share one."""
+    renamed = torch._C._get_privateuse1_backend_name()
+    return "PrivateUse1" if device_type == renamed else device_type.upper()
 
 
 @cache

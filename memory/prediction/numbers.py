@@ -19,7 +19,7 @@ def forecast_numbers(forecast: Forecast, unknown: Sequence[str] = (), complete: 
     """
     return {
         "verdict": forecast.verdict.value,
-        "card": forecast.card.name,
+        "card": forecast.card.title,
         "allowed_gb": forecast.allowed / GB,
         "peak_gb": forecast.peak / GB,
         "least_vram_gb": forecast.least / GB,

@@ -19,7 +19,7 @@ def draw_forecast(forecast: Forecast, title: str = "Will it fit?") -> Image.Imag
     canvas = ImageDraw.Draw(image)
     heading, label = ImageFont.load_default(TITLE_SIZE), ImageFont.load_default(LABEL_SIZE)
     canvas.text((MARGIN, MARGIN - 8), f"{title} {forecast.verdict.value.replace('_', ' ')}", INK, heading)
-    canvas.text((MARGIN, MARGIN + TITLE_SIZE), forecast.card.name, FAINT, label)
+    canvas.text((MARGIN, MARGIN + TITLE_SIZE), forecast.card.title, FAINT, label)
     top, bottom = 2 * MARGIN + TITLE_SIZE + LABEL_SIZE, HEIGHT - 2 * MARGIN
     most = max(forecast.peak, forecast.allowed, 1) * 1.05
     scale = (bottom - top) / most

@@ -108,7 +108,7 @@ def predict(
         tracker.leave_out(tree_leaves(given))
         tracker.add(tree_leaves(list(weights)))
         held = tracker.peak = tracker.live
-        if card.is_cuda:
+        if card.is_cuda:  # elsewhere torch, which runs there, chooses the kernel by itself
             stack.enter_context(fused)
         stack.enter_context(tracker)
         try:

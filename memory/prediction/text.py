@@ -17,7 +17,7 @@ SENTENCES = {
 def render_forecast(forecast: Forecast, notes: tuple[str, ...] = ()) -> str:
     """Paragraphs: the verdict, three numbers, a line per stage, advice."""
     lines = [
-        f"Will it fit? · {forecast.card.name} · {forecast.limit:.0%} of it: {format_bytes(forecast.allowed)}",
+        f"Will it fit? · {forecast.card.title} · {forecast.limit:.0%} of it: {format_bytes(forecast.allowed)}",
         f"{forecast.verdict.value}: {SENTENCES[forecast.verdict]}",
         f"everything resident {format_bytes(forecast.peak)} · least VRAM {format_bytes(forecast.least)} · activations"
         f" alone {format_bytes(forecast.activations)}",
