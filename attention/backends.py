@@ -14,11 +14,8 @@ from . import libraries
 from .call import AttentionCall
 from .online_backward import online_attention_with_gradients
 from .products import ONEDNN_LINEAR
-from .sdpa import HALF, fused_kernel_refusal, kernel_refusal, sdpa_attention, sdpa_by_kernel
+from .sdpa import HALF, fused_kernel_refusal, kernel_refusal, memory_refusal, sdpa_attention, sdpa_by_kernel
 from .sliced import sliced_attention
-
-# Devices for which torch ships a fused SDPA kernel with O(N) memory.
-FUSED_DEVICES = ("cpu", "cuda", "xpu")
 
 log = logging.getLogger(__name__)
 _said: set[tuple[str, str]] = set()
@@ -136,7 +133,7 @@ def _library(name: str, summary: str, compute: Callable[..., Tensor], **abilitie
     def missing(call: AttentionCall) -> str | None:
         return libraries.library_refusal(name, call.q.device)
 
-    can = Abilities(
+    can = Abilities(  # these packages' kernels are written for CUDA, and partly for ROCm, which torch calls cuda
         devices=("cuda",), one_dtype=True, contiguous=True, no_keys=False, other_values=False, mask_gradient=False,
         further=missing, **abilities,  # type: ignore[arg-type]
     )  # fmt: skip
@@ -223,9 +220,8 @@ def compute(name: str, call: AttentionCall, *, slice_rows: int = 0) -> tuple[Ten
 
 def _automatic(call: AttentionCall) -> Decision:
     """Torch's fused kernel where it keeps O(N) memory, else online. Never a quantised kernel."""
-    if call.q.device.type not in FUSED_DEVICES:
-        return _prefer_online(call, f"{call.q.device.type} has no fused kernel with O(N) memory")
     refusal = BACKENDS["sdpa"].refusal(call) or fused_kernel_refusal(call.q, call.k, call.v)
+    refusal = refusal or memory_refusal(call.q, call.v)
     if refusal is not None:
         return _prefer_online(call, refusal)
     if _online_is_faster(call):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import _disable_current_modes
 
 if TYPE_CHECKING:
     from .call import AttentionCall
@@ -20,7 +22,11 @@ KERNELS = {
 }
 if hasattr(SDPBackend, "CUDNN_ATTENTION"):  # torch 2.5 and newer
     KERNELS["cudnn"] = SDPBackend.CUDNN_ATTENTION
+EVERY_KERNEL = [kernel for name, kernel in SDPBackend.__members__.items() if name != "ERROR"]
 ON_CPU = ("flash", "math")
+# Devices for which torch itself ships a fused kernel with O(N) memory; those of others are asked.
+FUSED_DEVICES = ("cpu", "cuda", "xpu")
+PROBE_TOKENS = 64
 HALF = (torch.float16, torch.bfloat16)
 # torch keeps the enabled kernels in flags of the process; two threads that set and restore them at once would leave
 # them wrong for good.
@@ -78,6 +84,44 @@ def fused_kernel_refusal(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     return None
 
 
+def memory_refusal(q: Tensor, v: Tensor) -> str | None:
+    """Why a device of whatever make may hold the whole Nq x Nk matrix in SDPA; None where it has a fused kernel."""
+    device = q.device.type
+    if device in FUSED_DEVICES:
+        return None
+    kernel = chosen_kernel(q, v)
+    if kernel is None:
+        return f"torch does not say whether {device} has a fused kernel with O(N) memory"
+    return f"{device} has no fused kernel with O(N) memory" if kernel == "math" else None
+
+
+def chosen_kernel(q: Tensor, v: Tensor, only: str | None = None) -> str | None:
+    """The kernel that torch's SDPA takes on a device for operands like these.
+
+    Args:
+        q, v: (B, H, N, D) on a device that is here, with or without data; only their dtype and widths are looked at.
+        only: the one kernel of :data:`KERNELS` that is allowed; None: all are.
+
+    Returns:
+        A name as in :data:`KERNELS`, "fused" for another; None where torch does not say.
+    """
+    return _chosen(q.device, q.dtype, q.shape[-1], v.shape[-1], only)
+
+
+@cache
+def _chosen(device: torch.device, dtype: torch.dtype, channels: int, values: int, only: str | None) -> str | None:
+    """Asked once, with operands of its own: for a prediction's, without data, torch chooses otherwise."""
+    kernels = EVERY_KERNEL if only is None else [KERNELS[only]]
+    with _ONE_AT_A_TIME, _disable_current_modes(), sdpa_kernel(kernels):
+        keys = torch.zeros(1, 1, PROBE_TOKENS, channels, dtype=dtype, device=device)
+        wide = torch.zeros(1, 1, PROBE_TOKENS, values, dtype=dtype, device=device)
+        try:
+            choice = torch._fused_sdp_choice(keys, keys, wide)
+        except (RuntimeError, NotImplementedError, AttributeError):  # none of them, or a backend that brings no choice
+            return None
+    return next((name for name, kernel in KERNELS.items() if kernel.value == choice), "fused")
+
+
 def kernel_refusal(kernel: str, call: AttentionCall) -> str | None:
     """Why a kernel of torch cannot take a call; None if it can."""
     device = call.q.device.type
@@ -87,9 +131,10 @@ def kernel_refusal(kernel: str, call: AttentionCall) -> str | None:
         return None
     if device == "cpu":
         return _cpu_refusal(kernel, call)
-    if device != "cuda":
-        return f"torch has no {kernel} kernel for {device}"
-    return _cuda_refusal(kernel, call)
+    if device == "cuda":
+        return _cuda_refusal(kernel, call)
+    found = chosen_kernel(call.q, call.v, kernel) == kernel
+    return None if found else f"torch has no {kernel} kernel for {device}"
 
 
 def _cpu_refusal(kernel: str, call: AttentionCall) -> str | None:
