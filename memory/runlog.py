@@ -55,7 +55,7 @@ class Row:
         seconds: wall time; None while it runs or after it failed before an end.
         peak: measured memory.
         live: bytes of the work at most, beyond the weights: of all tensors alive at once on a CPU, allocated ones on
-            CUDA; None where nothing tells.
+            an accelerator; None where nothing tells.
         predict: predicts the same work, without data; None where that cannot be asked any more, or ever.
         predicted: what it said, once somebody has asked.
         attention: calls that reached our override; None where attention was not ours to choose.

@@ -108,11 +108,11 @@ def test_a_cpu_has_neither_a_memory_of_its_own_nor_an_allocator_to_ask() -> None
 class TestCard:
     def test_the_name_comes_with_the_memory_and_a_cpus_is_ram(self) -> None:
         titles = [Card("CPU", CPU, GB // 3).title, Card("Arc B580", XPU, 12 * GB).title, named_card("sm86", 7.5).title]
-        assert titles == ["CPU, 0.3 GB RAM", "Arc B580, 12 GB", "sm86, 7.5 GB"]
+        assert titles == ["CPU, 0.33 GB RAM", "Arc B580, 12 GB", "sm86, 7.5 GB"]
 
-    def test_small_memory_is_told_in_tenths(self) -> None:
-        sizes = [0.88, 7.99, 11.6, 23.6, 127.4]
-        assert [format_gb(size * GB) for size in sizes] == ["0.9 GB", "8 GB", "11.6 GB", "24 GB", "127 GB"]
+    def test_little_memory_is_told_more_finely(self) -> None:
+        sizes = [0.01, 0.88, 7.99, 11.6, 23.6, 127.4]
+        assert [format_gb(size * GB) for size in sizes] == ["0.01 GB", "0.88 GB", "8 GB", "11.6 GB", "24 GB", "127 GB"]
 
     def test_allocators_of_accelerators_round_up(self) -> None:
         assert [Card("", device, GB).granularity for device in (CPU, MPS, XPU, torch.device("cuda"))] == [
