@@ -1,5 +1,6 @@
 """An accelerator that is not CUDA: every node on one that is called npu, side by side with the emulated CUDA card."""
 
+import contextlib
 import io
 import json
 import os
@@ -14,12 +15,15 @@ import pytest
 import torch
 from PIL import Image
 
+from headroom.host import transfer
 from headroom.tools import emulator
+from headroom.tools.cards import CARDS
 from headroom.tools.client import Client, Workflow
 from headroom.tools.server import Server
 
 from ..host.conftest import ENVIRONMENT
 from ..host.workflows import ATTENTION, VAE, node, text_to_image
+from .conftest import Card
 
 MB, GB = 2**20, 2**30
 VRAM_MB = 3000
@@ -237,3 +241,24 @@ def test_without_a_host(device: str, tmp_path: Path) -> None:
     assert found["module"] == [5 * MB, 17 * MB, 17 * MB, f"allocated on {NAMES[device]}", True]
     assert found["alone"] == [5 * MB, 17 * MB, 17 * MB, f"allocated on {device}", True]
     assert (found["here"], found["pinned"], found["cuda"]) == (True, True, device == "cuda")
+
+
+def until_full(device: torch.device) -> list[torch.Tensor]:
+    """Tensors of 8 MB, as many as there is room for."""
+    pieces: list[torch.Tensor] = []
+    with contextlib.suppress(torch.OutOfMemoryError):
+        while True:
+            pieces.append(torch.empty(8 * MB, dtype=torch.uint8, device=device))
+    return pieces
+
+
+def test_a_full_device_has_no_speed_and_fails_nothing(card: Card) -> None:
+    """The 64 MB that are copied have no room there: their speed is left out of the report, and measured later."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    transfer._measured.cache_clear()
+    card.set(vram_mb=card.allocated / MB + 400)
+    pieces = until_full(device)
+    assert transfer.bandwidth(device) is None
+    del pieces
+    torch.cuda.empty_cache()
+    assert transfer.bandwidth(device) == pytest.approx(CARDS["rtx3060"].link * 1e9, rel=0.1)
