@@ -136,7 +136,9 @@ def variables(
         **{name.upper(): value for name, value in settings.items()},
     }
     folders = [HOME / "site", *([HOME / "site_npu"] if device == "npu" else [])]
-    preload = {"LD_PRELOAD": str(built / LIBRARY)} if device == "cuda" else {}
+    preload = {
+        "LD_PRELOAD": str(built / LIBRARY) if device == "cuda" else ""
+    }  # a card's own process may start an npu's
     path = os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH", "")])])
     return {f"EMU_{name}": str(value) for name, value in given.items()} | preload | {"PYTHONPATH": path}
 
