@@ -1,0 +1,232 @@
+"""What people's cards would take: stock ways beside ours, by the real code on an emulated card of each kind.
+
+Computed, not measured: `tests/emulator/README.md` tells how and what is left out. Products leave out their arithmetic
+(`shapes`), so every size takes seconds; bytes and time depend on shapes alone. Each card is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from _harness import ROOT, enter_host, load_package, markdown_table
+
+load_package()
+
+from headroom.tools import emulator  # noqa: E402
+from headroom.tools.cards import CARDS, CardModel  # noqa: E402
+from headroom.tools.environment import Environment  # noqa: E402
+
+HERE = Path(__file__)
+RESULTS = HERE.with_suffix(".md")
+SIZES = (512, 1024, 2048)
+SHARES = (1.15, 0.65)  # of M, the largest map
+DTYPES = {"float32": "--fp32-vae", "bfloat16": "--bf16-vae", "float16": "--fp16-vae"}
+KNOBS: dict[str, dict[str, float]] = {  # what the conclusions may hang on
+    "as above": {},
+    "dispatch 10 µs": {"dispatch_us": 10},
+    "dispatch 20 µs": {"dispatch_us": 20},
+    "smallest kernel 5 µs": {"kernel_us": 5},
+    "no waves": {"waves": 0},
+}
+GB = 2**30
+WIDTH, REACH, LATENTS = 128, 8, 4  # channels, pixels of a cell, channels of a latent
+UNTILED, CORE, LEAST = "untiled", "core's tiles", "least"
+Row = dict[str, Any]
+INTRODUCTION = """# What people's cards would take
+
+Computed on an emulated card (`tests/emulator`), not measured on a GPU: the real code of PyTorch, ComfyUI and Headroom
+ran, its kernels were counted and its time reckoned from each card's documented figures (`tools/cards.py`). Stable
+Diffusion's VAE at full width. A cell: time (against untiled), bytes beyond the weights in M, the largest map, and
+kernels. Core's tiles are its tiled way's defaults. To repeat: `python3 -m tools bench virtual_cards`."""
+
+
+# ------------------------------------------------------------------------------------------- in a process on a card
+
+
+def on_card(order: dict[str, Any]) -> list[Row]:
+    """The rows of one card: each way of decoding and encoding at each size."""
+    enter_host(DTYPES[order["dtype"]])
+    import torch
+
+    with torch.inference_mode():
+        return [row for size in order["sizes"] for way in ("decode", "encode") for row in _ways(way, size)]
+
+
+def _ways(way: str, size: int) -> Iterator[Row]:
+    import torch
+
+    model = _autoencoder()
+    shape = (1, LATENTS, size // REACH, size // REACH) if way == "decode" else (1, size, size, 3)
+    operand = torch.zeros(shape)
+    weights = sum(parameter.nbytes for parameter in model.first_stage_model.parameters())
+    largest = _largest_map(model, way, size)
+    works: dict[str, Callable[[], object]] = {
+        UNTILED: lambda: getattr(model, way)(operand),
+        CORE: lambda: getattr(model, f"{way}_tiled")(operand),
+    }
+    for share in SHARES:
+        ours = _low_memory(model, (weights + share * largest) / GB)
+        works[f"ours in {share} M"] = lambda ours=ours: getattr(ours, way)(operand)
+    works[f"ours, {LEAST}"] = lambda: getattr(_low_memory(model, _least_gb(model, way, operand)), way)(operand)
+    untiled = 0.0
+    for name, work in works.items():
+        row = {"way": way, "size": size, "name": name} | _one(work, largest)
+        untiled = untiled or row.get("seconds", 0.0)
+        yield row | ({"ratio": row["seconds"] / untiled} if "seconds" in row else {})
+
+
+@cache
+def _autoencoder() -> Any:
+    """Stable Diffusion's at full width, loaded by the host as it would load a file; its weights do not matter here."""
+    import comfy.sd
+
+    from headroom.tools import checkpoints
+
+    return comfy.sd.VAE(sd=checkpoints.image_vae_module(LATENTS, quantised=True, narrow=WIDTH).state_dict())
+
+
+def _largest_map(model: Any, way: str, size: int) -> int:
+    """M: bytes of the largest feature map. The decoder's has twice its narrowest channels."""
+    channels = 2 * WIDTH if way == "decode" else WIDTH
+    return int(channels * size * size * next(model.first_stage_model.parameters()).element_size())
+
+
+def _low_memory(model: Any, budget_gb: float) -> Any:
+    from headroom.host.vae import VAESettings, low_memory_vae
+
+    return low_memory_vae(model, replace(VAESettings(), method="exact", vram_budget_gb=budget_gb))
+
+
+def _least_gb(model: Any, way: str, operand: Any) -> float:
+    """The least budget, as the error names it, a thousandth up for its rounding."""
+    import re
+
+    try:
+        getattr(_low_memory(model, 1e-3), way)(operand)
+    except ValueError as error:
+        found = re.search(r"less than the ([\d.]+) GB", str(error))
+        return float(found[1]) + 0.001 if found else 0.0
+    raise AssertionError("a budget of a thousandth of a GB was enough")
+
+
+def _one(work: Callable[[], object], largest: int) -> Row:
+    """Virtual seconds, kernels and bytes of the second of two runs, weights loaded and plan made."""
+    import comfy.model_management
+    import emulated_card
+    import torch
+
+    try:
+        work()
+        for _ in range(2):
+            gc.collect()
+            torch.cuda.synchronize()
+            emulated_card.reset()
+            torch.cuda.reset_peak_memory_stats()
+            before, held = emulated_card.stats(), torch.cuda.memory_allocated()
+            work()
+            torch.cuda.synchronize()
+    except (torch.OutOfMemoryError, comfy.model_management.OOM_EXCEPTION):
+        comfy.model_management.unload_all_models()
+        return {"failed": "out of memory"}
+    after = emulated_card.stats()
+    return {
+        "seconds": after["virtual_s"] - before["virtual_s"],
+        "launches": after["computes"],
+        "maps": (torch.cuda.max_memory_allocated() - held) / largest,
+        "peak": torch.cuda.max_memory_allocated(),
+    }
+
+
+# ----------------------------------------------------------------------------------------------- one after the other
+
+
+def start(card: CardModel, order: dict[str, Any], **settings: Any) -> list[Row]:
+    """Runs an order on a card and gives its rows."""
+    environment = Environment.from_variables()
+    variables = emulator.variables(environment, card, shapes=1, **settings)
+    command = [sys.executable, str(HERE), "--order", json.dumps(order)]
+    done = subprocess.run(
+        command, env={**os.environ, **variables}, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{card.title}: {done.stderr[-2000:]}")
+    rows: list[Row] = json.loads(done.stdout.splitlines()[-1])
+    return rows
+
+
+def cell(row: Row | None) -> str:
+    if row is None or "failed" in row:
+        return str(row["failed"]) if row else ""
+    time_ = f"{row['seconds']:.3f} s" if row["name"] == UNTILED else f"{row['ratio']:.2f}x"
+    return f"{time_}, {row['maps']:.2f} M, {row['launches']:,}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    """A line for each way and size."""
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    lines = []
+    for way, size in dict.fromkeys((row["way"], row["size"]) for row in rows):
+        found = {row["name"]: row for row in rows if (row["way"], row["size"]) == (way, size)}
+        lines.append([f"{way} {size} px", *(cell(found.get(name)) for name in names)])
+    return markdown_table(["", *names], lines)
+
+
+def card_part(name: str, dtype: str, sizes: Sequence[int]) -> str:
+    card = CARDS[name]
+    rows = start(card, {"sizes": sizes, "dtype": dtype})
+    return f"## {card.title} {card.vram_gb:g} GB, VAE in {dtype}\n\n{table(rows)}"
+
+
+def knobs_part() -> str:
+    """How far the conclusions hang on what the clock assumes."""
+    lines, names = [], []
+    for knob, settings in KNOBS.items():
+        every = start(CARDS["rtx3060"], {"sizes": [SIZES[0]], "dtype": "float32"}, **settings)
+        rows = [row for row in every if row["way"] == "decode"]
+        names = [row["name"] for row in rows]
+        lines.append([knob, *map(cell, rows)])
+    text = "RTX 3060, decode in float32, the clock's assumptions changed one at a time."
+    return f"## What this hangs on\n\n{text}\n\n{markdown_table(['', *names], lines)}"
+
+
+def parts(options: argparse.Namespace) -> Iterator[str]:
+    """The file, part by part."""
+    yield INTRODUCTION
+    for name in options.cards:
+        for dtype in options.dtypes:
+            yield card_part(name, dtype, options.sizes)
+    yield knobs_part()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--order", help=argparse.SUPPRESS)
+    parser.add_argument("--cards", nargs="+", choices=list(CARDS), default=list(CARDS))
+    parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
+    parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["float32", "bfloat16"])
+    options = parser.parse_args()
+    if options.order:
+        print(json.dumps(on_card(json.loads(options.order))))
+        return
+    began = time.time()
+    done: list[str] = []
+    for part in parts(options):
+        done.append(part)
+        print(part + "\n", flush=True)
+        took = f"{(time.time() - began) / 60:.0f} minutes."
+        RESULTS.write_text("\n\n".join([*done, took]) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
