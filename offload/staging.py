@@ -1,8 +1,10 @@
 """Slots on the compute device that weights are copied into while other blocks compute.
 
-A slot is one flat buffer; a block's weights are views of it. On CUDA the copies run on a stream of their own, and
-events order them against the computation: the compute stream waits for a copy, and the next copy into a slot waits for
-the computation that read it. Nothing is synchronised with the CPU. Copies overlap only from pinned memory.
+A slot is one flat buffer; a block's weights are views of it. Where the device has streams the copies run on one of
+their own, and events order them against the computation: the compute stream waits for a copy, and a copy into a slot
+waits for the computation that used its memory before, be it as another tensor. The allocator knows that the copies'
+stream uses the buffer, and gives its memory to nobody before they have ended, however the slot came to be dropped.
+Nothing is synchronised with the CPU. Copies overlap only from pinned memory.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from .streams import compute_stream, copy_stream
 
 ALIGNMENT = 256  # bytes; what kernels expect of a tensor's start
 
@@ -48,23 +52,26 @@ class Slot:
         stream: for the copies; None: they are made in order with everything else.
     """
 
-    def __init__(self, device: torch.device, size: int, stream: torch.cuda.Stream | None) -> None:
+    def __init__(self, device: torch.device, size: int, stream: torch.Stream | None) -> None:
         self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
         self._stream = stream
-        self._copied = torch.cuda.Event() if stream is not None else None
-        self._read = torch.cuda.Event() if stream is not None else None
+        if stream is None:
+            return
+        self._buffer.record_stream(stream)
+        self._copied, self._read = torch.Event(device), torch.Event(device)
+        self.release()  # the memory may have been another tensor's, which is still in use
 
     def copy(self, sources: Sequence[Tensor]) -> list[Tensor]:
         """Starts copying; the results hold nothing before :meth:`ready`."""
         offset = 0
         copies = []
-        with torch.cuda.stream(self._stream) if self._stream is not None else nullcontext():
-            if self._stream is not None and self._read is not None:
+        with self._stream or nullcontext():
+            if self._stream is not None:
                 self._stream.wait_event(self._read)
             for source in sources:
                 copies.append(self._copy(source, offset))
                 offset += flat_bytes(source)
-            if self._copied is not None:
+            if self._stream is not None:
                 self._copied.record(self._stream)
         return copies
 
@@ -86,19 +93,19 @@ class Slot:
 
     def ready(self) -> None:
         """The compute stream waits for the copy."""
-        if self._copied is not None:
-            torch.cuda.current_stream(self._buffer.device).wait_event(self._copied)
+        if self._stream is not None:
+            compute_stream(self._buffer.device).wait_event(self._copied)
 
     def release(self) -> None:
         """What was computed so far has read the slot."""
-        if self._read is not None:
-            self._read.record(torch.cuda.current_stream(self._buffer.device))
+        if self._stream is not None:
+            self._read.record(compute_stream(self._buffer.device))
 
 
 class Staging:
     """Slots of one size on a device."""
 
     def __init__(self, device: torch.device, slots: int, size: int) -> None:
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        stream = copy_stream(device)
         self.slots = [Slot(device, size, stream) for _ in range(slots)]
         self.bytes = slots * size

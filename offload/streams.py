@@ -1,0 +1,20 @@
+"""Streams of whatever accelerator there is; none where a device works strictly in order."""
+
+from __future__ import annotations
+
+import torch
+
+
+def copy_stream(device: torch.device) -> torch.Stream | None:
+    """A stream for copies beside the computation; None where the device has none, as a CPU."""
+    if device.type == "cpu" or not hasattr(torch, "accelerator"):
+        return None
+    try:
+        return torch.Stream(device)
+    except (RuntimeError, NotImplementedError):  # the backend has no streams
+        return None
+
+
+def compute_stream(device: torch.device) -> torch.Stream:
+    """The stream that the caller's operators go to."""
+    return torch.accelerator.current_stream(device)
