@@ -17,33 +17,38 @@ import torch
 from comfy.model_patcher import ModelPatcher
 
 from ..offload import block_lists
-from ..offload.schedule import BlockCost, least_budget, spread_residents
-from ..offload.work import block_work
+from ..offload.schedule import Plan, least_budget, ring_bytes, spread_residents
+from ..offload.staging import flat_bytes
+from ..offload.virtual_clock import LayerCost
+from ..offload.work import layer_work
 
 ATTRIBUTE = "headroom_budget"
+NETWORK = "diffusion_model."
+# Layers that are not worth a copy each, together, of the model's bytes: biases, norms.
+SMALL_SHARE = 0.002
+ALWAYS = -(1 << 60)  # what is set aside for streaming a layer that is to be loaded
 
 
 @dataclass(frozen=True)
 class Budget:
     """Attributes:
     weights: bytes that the model may use on its device for weights, staging included.
-    staging: bytes of those that are set aside for prefetched blocks.
-    resident: paths of the blocks that are loaded first.
+    staging: bytes of those for the ring that streamed weights go through.
+    resident: paths of the modules that are loaded, all others are streamed; None: as the host does it.
+    loaded: bytes of those, as the host counts.
+    streamed: bytes that are copied in every step.
     """
 
     weights: int
     staging: int = 0
-    resident: frozenset[str] = frozenset()
+    resident: frozenset[str] | None = None
+    loaded: int = 0
+    streamed: int = 0
 
     @property
     def loadable(self) -> int:
-        return self.weights - self.staging
-
-    def rank(self, path: str, blocks: Iterable[str]) -> int:
-        """What is loaded first, and given up last, has the higher rank: what stands outside the blocks, then
-        residents, then what is streamed."""
-        inside = next((block for block in blocks if path.startswith(f"{block}.")), None)
-        return 2 if inside is None else int(inside in self.resident)
+        """What the host is told that it may load: less than which it stays."""
+        return self.weights if self.resident is None else self.loaded + 1
 
 
 def set_budget(model: ModelPatcher, budget: Budget | None) -> None:
@@ -72,14 +77,22 @@ def _base(kind: type[ModelPatcher]) -> type[Any]:
 
 
 class _Ordered(list):
-    """The host's list of what to load, which it sorts itself: here by our ranks first."""
+    """The host's list of what to load, which it sorts itself: here what is to be resident stands first, and nothing is
+    set aside for streaming it."""
 
-    def __init__(self, entries: Iterable[tuple[Any, ...]], budget: Budget, blocks: tuple[str, ...]) -> None:
+    def __init__(self, entries: Iterable[tuple[Any, ...]], resident: frozenset[str]) -> None:
         super().__init__(entries)
-        self._budget, self._blocks = budget, blocks
+        self._resident = resident
 
     def sort(self, *, key: Any = None, reverse: bool = False) -> None:
-        super().sort(key=lambda entry: (self._budget.rank(entry[-3], self._blocks), *entry[:-2]), reverse=reverse)
+        super().sort(key=lambda entry: (entry[-3] in self._resident, *entry[:-2]), reverse=reverse)
+        if reverse:  # to load; otherwise to unload
+            self[:] = [(ALWAYS, *entry[1:]) if self._is_always(entry) else entry for entry in self]
+
+    def _is_always(self, entry: tuple[Any, ...]) -> bool:
+        return (
+            len(entry) == 5 and entry[-3] in self._resident
+        )  # with what streaming takes, bytes, path, module, weights
 
 
 @cache
@@ -97,20 +110,22 @@ def _with_budget(base: type[Any]) -> type[Any]:
         def partially_load(self, device_to: Any, extra_memory: float = 0, force_patch_weights: bool = False) -> Any:
             budget = budget_of(self)
             if budget is not None and not self.is_dynamic():
-                extra_memory = min(extra_memory + self._make_room(budget), budget.loadable - self.loaded_size())
+                extra_memory += self._make_room(budget) - budget.staging
+                extra_memory = min(extra_memory, budget.loadable - self.loaded_size())
             result = super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights)
             if budget is not None and self.is_dynamic():
                 _limit_watermark(self, budget)
             return result
 
         def _make_room(self, budget: Budget) -> int:
-            """Begins anew where more is loaded than may be: the host's partial unloading leaves what is no layer.
+            """Begins anew where more is loaded than may be, or other layers: the host's partial unloading leaves what
+            is no layer.
 
             Returns:
                 Bytes that were freed.
             """
             loaded = int(self.loaded_size())
-            if loaded <= budget.loadable:
+            if loaded <= budget.loadable and not _loaded_besides(self, budget):
                 return 0
             self.unpatch_model(self.offload_device, unpatch_weights=True)
             return loaded - int(self.loaded_size())
@@ -118,10 +133,9 @@ def _with_budget(base: type[Any]) -> type[Any]:
         def _load_list(self, *args: Any, **kwargs: Any) -> list[tuple[Any, ...]]:
             entries = super()._load_list(*args, **kwargs)
             budget = budget_of(self)
-            if budget is None or not budget.resident:
+            if budget is None or budget.resident is None:
                 return entries
-            blocks = tuple(f"diffusion_model.{block}" for block in block_lists(self.model.diffusion_model).blocks)
-            return _Ordered(entries, budget, blocks)
+            return _Ordered(entries, budget.resident)
 
     Budgeted.__name__ = Budgeted.__qualname__ = f"Budgeted{base.__name__}"
     return Budgeted
@@ -134,54 +148,97 @@ def _limit_watermark(model: ModelPatcher, budget: Budget) -> None:
         memory.set_watermark_limit(budget.weights)
 
 
-def block_costs(model: ModelPatcher) -> dict[str, BlockCost]:
-    """Bytes and relative compute of each block."""
-    network = model.model.diffusion_model
-    return {
-        path: BlockCost(comfy.model_management.module_size(network.get_submodule(path)), work)
-        for path, work in block_work(network).items()
-    }
+def _loaded_besides(model: ModelPatcher, budget: Budget) -> bool:
+    """Whether layers are loaded that are to be streamed."""
+    if budget.resident is None:
+        return False
+    return any(
+        getattr(module, "comfy_patched_weights", False) and path not in budget.resident
+        for path, module in model.model.named_modules()
+    )
 
 
-def plan_budget(model: ModelPatcher, weights: int, slots: int) -> Budget:
-    """A budget with residents and staging for ``slots`` prefetched blocks; none for 0.
+def layer_costs(model: ModelPatcher) -> dict[str, LayerCost]:
+    """Bytes and relative compute of each layer that can be streamed, in order of registration.
+
+    All that the host can stream in the network, without the smallest.
+    """
+    found = {path: module_bytes(module) for path, module in _leaves(model).items() if _can_stream(path, module)}
+    spared = SMALL_SHARE * sum(found.values())
+    for path in sorted(found, key=lambda path: found[path]):
+        spared -= found[path]
+        if spared < 0:
+            break
+        del found[path]
+    work = layer_work(model.model.diffusion_model) if found else {}
+    return {path: LayerCost(size, work.get(path.removeprefix(NETWORK), 0.0)) for path, size in found.items()}
+
+
+def plan_budget(model: ModelPatcher, weights: int, ahead: int) -> Budget:
+    """A budget with residents and staging for up to ``ahead`` blocks; without for 0, which is the host's own streaming.
 
     Raises:
         ValueError: less than the least that works, which it names.
     """
-    least = least_weights(model, slots)
+    least = least_weights(model, ahead)
     if weights < least:
         gb = 2**30
         raise ValueError(
             f"vram_budget_gb: {weights / gb:.3f} GB is less than the {least / gb:.3f} GB that this model needs at least"
-            f" ({'block' if slots else 'leaf'} granularity); raise it, or cast the model to 8 bits first"
+            f" ({'block' if ahead else 'leaf'} granularity); raise it, or cast the model to 8 bits first"
         )
-    if not slots:
+    if not ahead:
+        return Budget(weights, streamed=max(0, model.model_size() - weights))
+    leaves, costs = _leaves(model), layer_costs(model)
+    sizes = {path: module_bytes(module) for path, module in leaves.items()}
+    fixed = sum(size for path, size in sizes.items() if path not in costs)
+    if not costs or sum(sizes.values()) <= weights:
         return Budget(weights)
-    costs = block_costs(model)
+    plan = spread_residents(list(costs.values()), weights - fixed, _most_staging(model, ahead))
+    resident = _resident(leaves, costs, plan)
+    loaded = sum(comfy.model_management.module_size(leaves[path]) for path in resident)
+    return Budget(weights, plan.staging, resident, loaded, plan.streamed_bytes)
+
+
+def least_weights(model: ModelPatcher, ahead: int) -> int:
+    """Bytes without which a model cannot run: what is never offloaded, and room for its largest layer."""
+    leaves = _leaves(model)
+    costs = layer_costs(model) if ahead else {}
+    if costs:
+        fixed = sum(module_bytes(module) for path, module in leaves.items() if path not in costs)
+        return fixed + least_budget(list(costs.values()))
+    can = {path for path, module in leaves.items() if hasattr(module, "comfy_cast_weights")}
+    sizes = {path: comfy.model_management.module_size(module) for path, module in leaves.items()}
+    return sum(size for path, size in sizes.items() if path not in can) + max((sizes[path] for path in can), default=0)
+
+
+def usual_staging(model: ModelPatcher) -> int | None:
+    """Bytes of a ring that hides copies in most models; None where nothing can be streamed."""
+    sizes = sorted((cost.bytes for cost in layer_costs(model).values()), reverse=True)
+    return ring_bytes(sizes[0] + 2 * sizes[1]) if len(sizes) > 1 else None
+
+
+def module_bytes(module: torch.nn.Module) -> int:
+    """Of a module's own weights on a device."""
+    return sum(flat_bytes(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
+
+
+def _resident(leaves: dict[str, torch.nn.Module], costs: dict[str, LayerCost], plan: Plan) -> frozenset[str]:
     paths = list(costs)
-    inside = sum(cost.bytes for cost in costs.values())
-    outside = model.model_size() - inside
-    plan = spread_residents(
-        list(costs.values()), max(weights - outside, least_budget(list(costs.values()), slots)), slots
-    )
-    return Budget(weights, plan.staging, frozenset(paths[index] for index in plan.resident))
+    return frozenset(leaves) - {paths[index] for index in plan.streamed}
 
 
-def least_weights(model: ModelPatcher, slots: int) -> int:
-    """Bytes without which a model cannot run: what the host never offloads, room for its largest layer, staging."""
-    fixed = 0
-    largest = 0
-    for module in _leaves(model):
-        size = comfy.model_management.module_size(module)
-        if hasattr(module, "comfy_cast_weights"):
-            largest = max(largest, size)
-        else:
-            fixed += size
-    costs = list(block_costs(model).values()) if slots else []
-    return fixed + largest + (least_budget(costs, slots) if costs else 0)
+def _most_staging(model: ModelPatcher, ahead: int) -> int:
+    """Bytes of so many of the largest blocks; without bounds for a model without."""
+    network = model.model.diffusion_model
+    blocks = [comfy.model_management.module_size(network.get_submodule(path)) for path in block_lists(network).blocks]
+    return sum(sorted(blocks)[-ahead:]) if blocks else int(model.model_size())
 
 
-def _leaves(model: ModelPatcher) -> list[torch.nn.Module]:
-    """Modules that the host loads one by one."""
-    return [entry[-2] for entry in ModelPatcher._load_list(model)]
+def _can_stream(path: str, module: torch.nn.Module) -> bool:
+    return path.startswith(NETWORK) and hasattr(module, "comfy_cast_weights") and bool(module._parameters)
+
+
+def _leaves(model: ModelPatcher) -> dict[str, torch.nn.Module]:
+    """Modules that the host loads one by one, by path."""
+    return {entry[-3]: entry[-2] for entry in ModelPatcher._load_list(model)}

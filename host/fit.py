@@ -24,13 +24,13 @@ from ..memory.prediction import (
 )
 from .answers import answering
 from .attention import apply_attention
-from .budget import budget_of
+from .budget import budget_of, usual_staging
 from .casting import ATTACHMENT as CAST
 from .casting import CastSettings, cast_model
 from .device import GB
-from .estimate import Question, as_sampled, coding_stage, first_part, kept, least_of, sampling_stage, step_key, step_of
+from .estimate import Question, as_sampled, coding_stage, first_part, kept, sampling_stage, step_key, step_of
 from .guidance import guide_in_turns
-from .offload import DEFAULT_SLOTS, apply_offload
+from .offload import apply_offload
 from .override import overrides_of
 from .predicted_step import model_without_data
 from .predicted_vae import Coding
@@ -88,7 +88,7 @@ def apply_fit(model: ModelPatcher, vae: Any, fit: Fit) -> tuple[ModelPatcher, An
     result = changed(model, plan.attention, plan.in_turns, plan.storage)
     budget = plan.budget(fit.allowed)
     if budget is not None:
-        granularity = "block" if plan.prefetches(fit.card, fit.allowed) else "leaf"
+        granularity = "block" if plan.prefetches(fit.card, fit.allowed) else "auto"
         result, _ = apply_offload(result, budget / GB, granularity)
     return result, vae if chosen.settings is None else planned_vae(vae, chosen.settings)
 
@@ -201,9 +201,8 @@ class _Sampling:
 
 
 def _staging(model: ModelPatcher) -> int | None:
-    """Bytes set aside for prefetched blocks; None for a model without blocks."""
-    more = least_of(model, DEFAULT_SLOTS) - least_of(model, 0)
-    return more if more > 0 else None
+    """Bytes set aside for weights that are copied ahead; None where none can be."""
+    return kept(model.model, ("staging",), lambda: usual_staging(model))
 
 
 # --------------------------------------------------------------------------------------------------- ways to decode

@@ -1,10 +1,10 @@
-"""A VRAM budget for one MODEL, with block prefetch on top where the host's own manager does not prefetch."""
+"""A VRAM budget for one MODEL, with weights prefetched where the host's own manager does not."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import comfy.model_management
@@ -14,16 +14,15 @@ from comfy.patcher_extension import WrappersMP
 from torch import Tensor, nn
 
 from ..memory import Row, file_backed_bytes, format_bytes
-from ..offload import block_lists
-from ..offload.prefetch import BlockPrefetch, Traffic
-from .budget import Budget, block_costs, least_weights, loads_by_the_host, plan_budget, set_budget
+from ..offload.prefetch import LayerPrefetch, Learned, Traffic
+from .budget import Budget, layer_costs, least_weights, loads_by_the_host, plan_budget, set_budget
 from .compat import replays_steps
 from .device import GB
 from .sampling import COMPILED, current_row, measure_sampling, wrap
 from .transfer import bandwidth
 
 GRANULARITIES = ("auto", "block", "leaf")
-DEFAULT_SLOTS = 2
+DEFAULT_AHEAD = 2  # blocks
 WRAPPER_KEY = "headroom_offload"
 ATTACHMENT = "headroom_offload"
 ENGINE = "headroom_prefetch"  # our entry in the host's transformer_options
@@ -35,32 +34,34 @@ class Offload:
 
     Attributes:
         budget: None: no limit.
-        slots: blocks staged ahead; 0: the host's own streaming.
+        ahead: blocks that may be copied ahead; 0: the host's own streaming.
         whole: bytes of the model.
         notes: what does not act here, and why.
+        learned: in which order layers run and which are best kept, from the samplings so far.
     """
 
     budget: Budget | None
-    slots: int
+    ahead: int
     whole: int
     notes: tuple[str, ...] = ()
+    learned: Learned = field(default_factory=Learned, compare=False)
 
     def summary(self) -> str:
         if self.budget is None:
             return "no VRAM budget"
-        how = f"block prefetch, {self.slots} slots" if self.slots else "the host's own streaming"
+        how = "layers copied ahead" if self.budget.staging else "the host's own streaming"
         return f"VRAM budget {format_bytes(self.budget.weights)} of {format_bytes(self.whole)} weights, {how}"
 
 
 def apply_offload(
-    model: ModelPatcher, vram_budget_gb: float, granularity: str = "auto", prefetch: int = DEFAULT_SLOTS
+    model: ModelPatcher, vram_budget_gb: float, granularity: str = "auto", prefetch: int = DEFAULT_AHEAD
 ) -> tuple[ModelPatcher, str]:
     """A MODEL whose weights keep to a budget, and a report; ``model`` is not changed.
 
     Args:
         vram_budget_gb: 0 lifts the budget of an earlier node.
         granularity: one of :data:`GRANULARITIES`.
-        prefetch: blocks staged ahead; 0: the host's own streaming.
+        prefetch: blocks that may be copied ahead; 0: the host's own streaming.
 
     Raises:
         ValueError: less than the least that works, which it names.
@@ -74,21 +75,21 @@ def apply_offload(
         return result, "Block Offload: no budget; the host decides"
     refusal = cannot_budget(model)
     notes = [refusal] if refusal else []
-    slots = 0 if granularity == "leaf" else prefetch
-    if slots and (why := cannot_prefetch(model)) is not None:
-        slots = 0
-        notes.append(f"no block prefetch: {why}")
+    ahead = 0 if granularity == "leaf" else prefetch
+    if ahead and (why := cannot_prefetch(model)) is not None:
+        ahead = 0
+        notes.append(f"nothing is prefetched: {why}")
     wanted = int(vram_budget_gb * GB)
-    if slots and granularity == "auto" and wanted < least_weights(model, slots):
-        slots = 0
-        notes.append("no block prefetch: the budget leaves no room for staged blocks")
-    budget = None if refusal else plan_budget(model, wanted, slots)
-    offload = Offload(budget, slots, model.model_size(), tuple(notes))
+    if ahead and granularity == "auto" and wanted < least_weights(model, ahead):
+        ahead = 0
+        notes.append("nothing is prefetched: the budget leaves no room for it")
+    budget = None if refusal else plan_budget(model, wanted, ahead)
+    offload = Offload(budget, ahead, model.model_size(), tuple(notes))
     set_budget(result, budget)
     result.attachments[ATTACHMENT] = offload
     measure_sampling(result)
     wrap(result, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, Sampling(offload))
-    if slots and budget is not None:
+    if budget is not None and budget.staging:
         wrap(result, WrappersMP.APPLY_MODEL, WRAPPER_KEY, prefetched)
     return result, report(model, offload)
 
@@ -106,25 +107,25 @@ def cannot_budget(model: ModelPatcher) -> str | None:
 
 
 def cannot_prefetch(model: ModelPatcher) -> str | None:
-    """Why blocks are not prefetched here."""
+    """Why nothing is prefetched here."""
     if model.is_dynamic():
         return "dynamic VRAM streams and prefetches by itself; the budget is its watermark limit"
     if replays_steps():
         return (
-            "this ComfyUI may replay recorded steps, which would not copy blocks anew; its own loader keeps the budget"
+            "this ComfyUI may replay recorded steps, which would not copy weights anew; its own loader keeps the budget"
         )
     if not acts_on(model.load_device):
         return f"nothing is copied on {model.load_device.type}; the budget is kept, but no memory is gained"
     if model.get_additional_models_with_key("multigpu"):
         return "the model runs on several GPUs"
-    if not block_lists(model.model.diffusion_model).blocks:
-        return "this model has no repeated blocks"
+    if not layer_costs(model):
+        return "this model has no layers that ComfyUI can stream"
     return None
 
 
 def acts_on(device: torch.device) -> bool:
-    """Where copies run beside the computation."""
-    return device.type == "cuda"
+    """Where weights are copied to be computed with."""
+    return device.type not in ("cpu", "mps")
 
 
 def report(model: ModelPatcher, offload: Offload) -> str:
@@ -136,25 +137,24 @@ def report(model: ModelPatcher, offload: Offload) -> str:
 
 
 def _bytes_lines(model: ModelPatcher, offload: Offload, budget: Budget) -> list[str]:
-    costs = block_costs(model)
-    streamed = max(0, offload.whole - budget.loadable)
-    lines = [
-        f"resident up to {format_bytes(min(budget.loadable, offload.whole))},"
-        f" streamed per step {format_bytes(streamed)}"
-    ]
-    if offload.slots and costs:
+    held = min(budget.loadable, offload.whole)
+    lines = [f"resident up to {format_bytes(held)}, streamed per step {format_bytes(budget.streamed)}"]
+    if budget.staging:
+        costs = layer_costs(model)
+        resident = sum(path in (budget.resident or ()) for path in costs)
         lines.append(
-            f"{len(budget.resident)} of {len(costs)} blocks resident, spread evenly; staging"
-            f" {format_bytes(budget.staging)} for {offload.slots} blocks"
+            f"{resident} of {len(costs)} layers resident, the streamed ones spread evenly between them; staging"
+            f" {format_bytes(budget.staging)}"
         )
     lines.append(f"RAM holds {format_bytes(offload.whole)} of weights{_file_backed(model)}")
-    if streamed:
+    if budget.streamed:
         speed = bandwidth(model.load_device)
         if speed is not None:
-            lines.append(f"at {speed / 1e9:.1f} GB/s to this device a step takes {streamed / speed:.2f} s at least")
+            seconds = budget.streamed / speed
+            lines.append(f"at {speed / 1e9:.1f} GB/s to this device a step takes {seconds:.2f} s at least")
         if _casting_would_halve(model):
             lines.append("Layerwise Casting first would halve what is streamed")
-    lines.append(f"least budget that works: {format_bytes(least_weights(model, offload.slots))}")
+    lines.append(f"least budget that works: {format_bytes(least_weights(model, offload.ahead))}")
     return lines
 
 
@@ -172,7 +172,7 @@ def _casting_would_halve(model: ModelPatcher) -> bool:
 
 
 class Sampling:
-    """Around one sampling: the prefetch engine's life, and what it did."""
+    """Around one sampling: the prefetch's life, and what it did."""
 
     def __init__(self, offload: Offload) -> None:
         self.offload = offload
@@ -182,26 +182,28 @@ class Sampling:
         options = guider.model_options.setdefault("transformer_options", {})
         row = current_row(options)
         row.notices += self.offload.notes
-        holder = options[ENGINE] = Engine(self.offload.slots)
+        engine = options[ENGINE] = Engine(self.offload)
         start = time.perf_counter()
         try:
             return executor(*args, **kwargs)
         finally:
-            self._say(row, guider.model_patcher, holder, time.perf_counter() - start)
-            holder.close()
+            seconds = time.perf_counter() - start
+            engine.close()
+            self._say(row, guider.model_patcher, engine, seconds)
 
-    def _say(self, row: Row, model: ModelPatcher, holder: Engine, seconds: float) -> None:
+    def _say(self, row: Row, model: ModelPatcher, engine: Engine, seconds: float) -> None:
         budget = self.offload.budget
         if budget is None:
             return
         loaded = model.loaded_size()
         row.lines.append(f"weights on the device: {format_bytes(loaded)} of {format_bytes(self.offload.whole)}")
-        traffic = holder.traffic
+        traffic = engine.traffic
         if traffic is not None and traffic.steps:
             row.lines.append(
-                f"prefetched {len(traffic.copies)} blocks, {format_bytes(traffic.bytes / traffic.steps)} per call,"
-                f" staged {format_bytes(traffic.staged)} at most, {traffic.misses} not in time"
+                f"prefetched {len(traffic.copies)} layers, {format_bytes(traffic.bytes / traffic.steps)} per call,"
+                f" through {format_bytes(engine.staging_bytes)} of staging, {traffic.late} copies not ahead"
             )
+            row.lines += engine.notes
             speed = bandwidth(model.load_device)
             if speed is not None:
                 floor = traffic.bytes / traffic.steps / speed
@@ -211,27 +213,46 @@ class Sampling:
 class Engine:
     """Makes the prefetch of a sampling when its first call comes, and anew when the host has exchanged weights."""
 
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
-        self._prefetch: BlockPrefetch | None = None
+    def __init__(self, offload: Offload) -> None:
+        self._offload = offload
+        self._prefetch: LayerPrefetch | None = None
 
     @property
     def traffic(self) -> Traffic | None:
         return None if self._prefetch is None else self._prefetch.traffic
 
-    def of(self, network: nn.Module, device: torch.device) -> BlockPrefetch:
+    @property
+    def staging_bytes(self) -> int:
+        return 0 if self._prefetch is None else self._prefetch.staging_bytes
+
+    @property
+    def notes(self) -> list[str]:
+        """What keeps copies from running beside the computation."""
+        prefetch = self._prefetch
+        if prefetch is None or (prefetch.overlaps and prefetch.pinned):
+            return []
+        why = "its weights in RAM are not pinned" if prefetch.overlaps else "this device has no streams"
+        return [f"copies were made in order with the computation: {why}"]
+
+    def of(self, network: nn.Module, device: torch.device) -> LayerPrefetch:
         if self._prefetch is None or not self._prefetch.is_current():
-            blocks = [network.get_submodule(path) for path in block_lists(network).blocks]
-            self._prefetch = BlockPrefetch(blocks, device, self._slots, is_streamed, hidden)
+            self.close()
+            budget = self._offload.budget
+            layers = {name: layer for name, layer in network.named_modules() if is_streamed(layer)}
+            staging = 0 if budget is None else budget.staging
+            self._prefetch = LayerPrefetch(layers, device, staging, self._offload.learned, hidden)
         return self._prefetch
 
     def close(self) -> None:
-        self._prefetch = None
+        """Ends the copies under way; what was done can still be asked for."""
+        if self._prefetch is not None:
+            self._prefetch.close()
 
 
 def is_streamed(layer: nn.Module) -> bool:
     """Whether the host has left a layer off its device."""
-    return hasattr(layer, "comfy_cast_weights") and not getattr(layer, "comfy_patched_weights", False)
+    streams = hasattr(layer, "comfy_cast_weights") and not getattr(layer, "comfy_patched_weights", False)
+    return streams and any(parameter is not None for parameter in layer._parameters.values())
 
 
 # What stands in for weights outside their window; None: the host's own, which a layer can bring over by itself.
@@ -239,7 +260,7 @@ hidden: Callable[[Tensor], Tensor] | None = None
 
 
 def prefetched(executor: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """An apply-model wrapper: hooks on the blocks for this call alone."""
+    """An apply-model wrapper: hooks on the streamed layers for this call alone."""
     model = executor.class_obj
     options = _options(args, kwargs)
     engine: Engine | None = options.get(ENGINE)

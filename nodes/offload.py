@@ -7,7 +7,7 @@ from typing import Any
 from comfy_api.latest import io, ui
 
 from ..host.compat import shown_when_reused
-from ..host.offload import DEFAULT_SLOTS, GRANULARITIES, apply_offload
+from ..host.offload import DEFAULT_AHEAD, GRANULARITIES, apply_offload
 
 
 class HeadroomOffload(io.ComfyNode):
@@ -46,7 +46,7 @@ class HeadroomOffload(io.ComfyNode):
                 ),
                 io.Int.Input(
                     "prefetch",
-                    default=DEFAULT_SLOTS,
+                    default=DEFAULT_AHEAD,
                     min=0,
                     max=8,
                     optional=True,
@@ -69,7 +69,7 @@ class HeadroomOffload(io.ComfyNode):
 
     @classmethod
     def execute(
-        cls, model: Any, vram_budget_gb: float, granularity: str, prefetch: int = DEFAULT_SLOTS
+        cls, model: Any, vram_budget_gb: float, granularity: str, prefetch: int = DEFAULT_AHEAD
     ) -> io.NodeOutput:
         result, report = apply_offload(model, vram_budget_gb, granularity, prefetch)
         return io.NodeOutput(result, report, ui=ui.PreviewText(report))

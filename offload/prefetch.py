@@ -1,14 +1,19 @@
-"""Copies the weights of coming blocks while earlier ones compute.
+"""Copies the weights of coming layers while earlier ones compute.
 
-Hooks stand on the blocks for the length of one call of the network. Before a streamed block runs, its staged weights
-take the place of its parameters; after it the parameters come back, and its slot takes the next block's weights. A
-layer then finds its weight on the compute device, whatever it does with it: LoRA, quantised layouts, casts.
+Hooks stand on the streamed layers for the length of one call of the network. Before such a layer runs, its staged
+weights take the place of its parameters; after it the parameters come back, and its bytes of the ring take the weights
+of layers to come, as many as there is room for. A layer then finds its weight on the compute device, whatever it does
+with it: LoRA, quantised layouts, casts. In which order layers run is learned from the call before; in a first call each
+is copied when its turn comes, which is early enough where the program runs ahead of the device.
+
+The first calls are timed. Where they show that a smaller ring would do, some layers are kept in the rest of its memory,
+so that fewer are copied: the link's time is then the step's.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,26 +21,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .staging import Slot, Staging, flat_bytes
+from .schedule import keep_in_ring
+from .staging import Staged, Staging, flat_bytes, is_pinned
+from .stopwatch import Stopwatch
 
 
 @dataclass
 class Streamed:
-    """A block whose weights are not all on the device.
+    """A layer whose weights are not on the device.
 
     Attributes:
-        index: among all blocks.
-        block: that runs.
-        weights: (layer, name, parameter) of what is to be copied.
+        layer: that runs.
+        weights: its parameters by name.
     """
 
-    index: int
-    block: nn.Module
-    weights: list[tuple[nn.Module, str, nn.Parameter]]
+    layer: nn.Module
+    weights: dict[str, nn.Parameter]
 
     @property
     def bytes(self) -> int:
-        return sum(flat_bytes(parameter.data) for _, _, parameter in self.weights)
+        return sum(flat_bytes(parameter.data) for parameter in self.weights.values())
 
 
 @dataclass
@@ -44,160 +49,259 @@ class Traffic:
 
     Attributes:
         steps: calls of the network.
-        copies: of each block, by its index.
+        copies: of each layer, by its name.
         bytes: of all copies.
-        misses: blocks that were not staged when they ran: out of order, or the first of all.
+        late: copies that began when their layer's turn came, not before.
         staged: largest number of bytes staged at a time.
     """
 
     steps: int = 0
-    copies: Counter[int] = field(default_factory=Counter)
+    copies: Counter[str] = field(default_factory=Counter)
     bytes: int = 0
-    misses: int = 0
+    late: int = 0
     staged: int = 0
 
 
-class BlockPrefetch:
-    """Streams a network's blocks through staging slots.
+@dataclass
+class Learned:
+    """What a sampling leaves to the next.
+
+    Attributes:
+        order: names of the layers in the order in which they run.
+        kept: names of those that are kept in the ring's memory.
+    """
+
+    order: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+MEASURED_CALLS = 2  # in the first, kernels may still have to be loaded
+
+
+class LayerPrefetch:
+    """Streams layers through a ring of staging memory.
 
     Args:
-        blocks: in the order in which they run.
+        layers: by name, whose weights are not on the device. One that is larger than the ring is left to itself.
         device: to compute on.
-        slots: blocks that are staged at a time.
-        streams: tells of a layer whether its weights are copied for each use.
+        staging: bytes of the ring.
+        learned: from samplings before; it is kept up to date.
         hide: what stands in a parameter's place outside its window; None: the parameter itself, which a layer that
-            runs out of order can still bring over by itself.
+            is used without being called can still bring over by itself.
     """
 
     def __init__(
         self,
-        blocks: Sequence[nn.Module],
+        layers: Mapping[str, nn.Module],
         device: torch.device,
-        slots: int,
-        streams: Callable[[nn.Module], bool],
+        staging: int,
+        learned: Learned | None = None,
         hide: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         self.traffic = Traffic()
-        self.streamed = [
-            Streamed(index, block, weights)
-            for index, block in enumerate(blocks)
-            if (weights := list(_weights(block, streams)))
-        ]
+        self.learned = learned or Learned()
+        found = {name: Streamed(layer, _weights(layer)) for name, layer in layers.items()}
+        self.streamed = {name: each for name, each in found.items() if 0 < each.bytes <= staging}
+        self.left = {name: each for name, each in found.items() if each.bytes > staging}
         self._hide = hide
-        self._device = device
-        self._slots = min(slots, len(self.streamed))
-        largest = max((each.bytes for each in self.streamed), default=0)
-        self._staging = Staging(device, self._slots, largest)
-        self._free: list[Slot] = list(self._staging.slots)
-        self._staged: dict[int, tuple[Slot, list[Tensor]]] = {}  # by position among the streamed
+        self._staging = Staging(device, staging if self.streamed else 0)
+        self._staged: dict[str, Staged] = {}  # in the order of their copies
+        self._kept: dict[str, Staged | None] = {}  # None: not copied yet
+        self._offsets: dict[str, int] = {}
+        self._running: set[str] = set()
+        self._stopwatch: Stopwatch | None = None
+        self._keep([name for name in self.learned.kept if name in self.streamed])
+        self._order = tuple(name for name in self.learned.order if name in self.streamed)
+        self._next = 0  # of the order
+        self._ran: list[str] = []
 
     @property
     def staging_bytes(self) -> int:
         return self._staging.bytes
 
     @property
+    def overlaps(self) -> bool:
+        """Whether the device copies and computes at the same time."""
+        return self._staging.overlaps
+
+    @property
+    def pinned(self) -> bool:
+        """Whether copies can run by themselves: the first layer's weights tell."""
+        each = next(iter(self.streamed.values()), None)
+        return each is not None and all(is_pinned(parameter.data) for parameter in each.weights.values())
+
+    @property
     def streamed_bytes(self) -> int:
         """Copied per call of the network."""
-        return sum(each.bytes for each in self.streamed)
+        return sum(each.bytes for each in self.streamed.values())
 
     def is_current(self) -> bool:
         """Whether the parameters are still those that were found: a baked LoRA or a reload exchanges them."""
         return all(
-            layer._parameters[name] is parameter for each in self.streamed for layer, name, parameter in each.weights
+            each.layer._parameters.get(name) is parameter
+            for each in (*self.streamed.values(), *self.left.values())
+            for name, parameter in each.weights.items()
         )
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """For one call of the network: hooks on the streamed blocks, gone again however it ends."""
+        """For one call of the network: hooks on the streamed layers, gone again however it ends."""
         handles: list[Any] = []
+        self._next, self._ran = 0, []
         try:
-            for position, each in enumerate(self.streamed):
-                self._put_back(each, hidden=True)
-                first, last = _ends(each.block)
-                handles.append(first.register_forward_pre_hook(self._before(position)))
-                handles.append(last.register_forward_hook(self._after(position), always_call=True))
-            self._fill(0)
+            for name, each in self.streamed.items():
+                self._put_back(each)
+                handles.append(each.layer.register_forward_pre_hook(self._before(name)))
+                handles.append(each.layer.register_forward_hook(self._after(name), always_call=True))
+            if self.traffic.steps < MEASURED_CALLS and self.overlaps:
+                self._stopwatch = Stopwatch(self._staging)
+            self._copy_ahead()
             yield
             self.traffic.steps += 1
+            self._order = self.learned.order = tuple(self._ran)
+            self._next = 0
+            self._use_what_was_measured()
+            self._copy_ahead()
         finally:
             for handle in handles:
                 handle.remove()
-            for each in self.streamed:
+            self._stopwatch = None
+            for name in list(self._running):  # a hook behind ours failed before the layer ran
+                self._end(name)
+            for each in self.streamed.values():
                 self._put_back(each, hidden=False)
 
     def forget(self) -> None:
         """Drops what is staged for the next call."""
-        for slot, _ in self._staged.values():
-            self._free.append(slot)
+        while self._drop_latest():
+            pass
+        self._kept = dict.fromkeys(self._kept)
+
+    def close(self) -> None:
+        """Waits for the copies under way and gives the memory back."""
         self._staged.clear()
+        self._kept.clear()
+        self._staging.close()
 
-    def _before(self, position: int) -> Callable[..., None]:
+    def _before(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any) -> None:
-            if position not in self._staged:
-                self.traffic.misses += 1
-                self._stage(position)
-            slot, copies = self._staged[position]
-            slot.ready()
-            for (layer, name, _), copy in zip(self.streamed[position].weights, copies):
-                layer._parameters[name] = nn.Parameter(copy, requires_grad=False)
-            self._fill(position + 1)
-
-        return hook
-
-    def _after(self, position: int) -> Callable[..., None]:
-        def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self._put_back(self.streamed[position], hidden=True)
-            if position in self._staged:
-                slot, _ = self._staged.pop(position)
-                slot.release()
-                self._free.append(slot)
-            self._fill(position + 1)
-
-        return hook
-
-    def _fill(self, position: int) -> None:
-        """Starts copies into free slots, of the blocks that run next; after the last those of the next call."""
-        count = len(self.streamed)
-        for ahead in range(count):
-            if not self._free:
+            each = self.streamed[name]
+            if name in self._running:
+                return  # within itself
+            turn = self._staging.now() if self._stopwatch is not None else None
+            staged = self._kept.get(name) or self._staged.get(name) or self._copy_now(name)
+            if staged is None:
+                self._put_back(each, hidden=False)  # no room beside layers that run at the same time
                 return
-            following = (position + ahead) % count
-            if following not in self._staged:
-                self._stage(following)
+            self._staging.ready(staged)
+            for (parameter, _), copy in zip(each.weights.items(), staged.weights):
+                each.layer._parameters[parameter] = nn.Parameter(copy, requires_grad=False)
+            if self._stopwatch is not None and turn is not None:
+                self._stopwatch.layers.append((name, turn, self._staging.now()))
+                if staged.began is not None:
+                    self._stopwatch.copies.append((each.bytes, staged))
+            self._running.add(name)
+            self._ran.append(name)
+            self._advance(name)
+            self._copy_ahead()
 
-    def _stage(self, position: int) -> None:
-        slot = self._free.pop() if self._free else self._take_from_the_last(position)
-        each = self.streamed[position]
-        copies = slot.copy([parameter.data for _, _, parameter in each.weights])
-        self._staged[position] = slot, copies
-        self.traffic.copies[each.index] += 1
-        self.traffic.bytes += each.bytes
-        self.traffic.staged = max(self.traffic.staged, sum(self.streamed[p].bytes for p in self._staged))
+        return hook
 
-    def _take_from_the_last(self, position: int) -> Slot:
-        """A block ran out of order: the staged one that would run latest gives way."""
-        count = len(self.streamed)
-        latest = max(self._staged, key=lambda other: (other - position) % count)
-        return self._staged.pop(latest)[0]
+    def _after(self, name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            self._put_back(self.streamed[name])
+            if name in self._running:
+                self._end(name)
+                self._copy_ahead()
 
-    def _put_back(self, each: Streamed, hidden: bool) -> None:
-        for layer, name, parameter in each.weights:
+        return hook
+
+    def _end(self, name: str) -> None:
+        self._running.discard(name)
+        if name in self._staged:
+            self._staging.release(self._staged.pop(name))
+
+    def _advance(self, name: str) -> None:
+        """The order's next place is behind this layer."""
+        count = len(self._order)
+        for ahead in range(count):
+            if self._order[(self._next + ahead) % count] == name:
+                self._next = (self._next + ahead + 1) % count
+                return
+
+    def _copy_ahead(self) -> None:
+        """Starts copies of the layers that run next, while there is room; after the last those of the next call."""
+        for name in (*self._order[self._next :], *self._order[: self._next]):
+            if self._kept.get(name) is not None:
+                continue
+            if name in self._running or (name not in self._staged and self._copy(name) is None):
+                return
+
+    def _copy_now(self, name: str) -> Staged | None:
+        """Nobody expected it: what was to come later gives way, the latest first."""
+        self.traffic.late += 1
+        staged = self._copy(name)
+        while staged is None and self._drop_latest():
+            staged = self._copy(name)
+        return staged
+
+    def _drop_latest(self) -> bool:
+        latest = next(reversed(self._staged), None)
+        if latest is None or latest in self._running:
+            return False
+        self._staging.drop(self._staged.pop(latest))
+        return True
+
+    def _copy(self, name: str) -> Staged | None:
+        each = self.streamed[name]
+        sources = [parameter.data for parameter in each.weights.values()]
+        staged: Staged | None
+        if name in self._kept:
+            staged = self._kept[name] = self._staging.copy_to_stay(sources, self._offsets[name])
+        else:
+            staged = self._staging.copy(sources, timed=self.traffic.steps < MEASURED_CALLS)
+            if staged is not None:
+                self._staged[name] = staged
+        if staged is not None:
+            self.traffic.copies[name] += 1
+            self.traffic.bytes += each.bytes
+            self.traffic.staged = max(self.traffic.staged, self._bytes_staged())
+        return staged
+
+    def _bytes_staged(self) -> int:
+        kept = (name for name, staged in self._kept.items() if staged is not None)
+        return sum(self.streamed[name].bytes for name in (*self._staged, *kept))
+
+    def _use_what_was_measured(self) -> None:
+        """Keeps layers where a smaller ring would do."""
+        if self._stopwatch is None:
+            return
+        measured = self._stopwatch.stages({name: each.bytes for name, each in self.streamed.items()})
+        if measured is None:
+            return
+        names = [name for name, _, _ in self._stopwatch.layers]
+        kept = tuple(names[i] for i in sorted(keep_in_ring(measured[0], self._staging.bytes, measured[1])))
+        if len(set(names)) == len(names) and kept != self.learned.kept:
+            self.forget()
+            self.learned.kept = kept
+            self._keep(kept)
+
+    def _keep(self, names: Sequence[str]) -> None:
+        """Sets these layers' bytes aside, at the end of the ring's memory."""
+        self._offsets, offset = {}, self._staging.bytes
+        for name in names:
+            offset -= self.streamed[name].bytes
+            self._offsets[name] = offset
+        self._kept = dict.fromkeys(names)
+        self._staging.split(self._staging.bytes - offset)
+
+    def _put_back(self, each: Streamed, hidden: bool = True) -> None:
+        for name, parameter in each.weights.items():
             if hidden and self._hide is not None:
-                layer._parameters[name] = nn.Parameter(self._hide(parameter.data), requires_grad=False)
+                each.layer._parameters[name] = nn.Parameter(self._hide(parameter.data), requires_grad=False)
             else:
-                layer._parameters[name] = parameter
+                each.layer._parameters[name] = parameter
 
 
-def _ends(block: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """The modules whose calls begin and end a block: UNets call the entries of a sequence one by one."""
-    if isinstance(block, nn.Sequential) and len(block):
-        return block[0], block[-1]
-    return block, block
-
-
-def _weights(block: nn.Module, streams: Callable[[nn.Module], bool]) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    for layer in block.modules():
-        if streams(layer):
-            for name, parameter in layer._parameters.items():
-                if parameter is not None:
-                    yield layer, name, parameter
+def _weights(layer: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in layer._parameters.items() if parameter is not None}

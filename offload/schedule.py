@@ -1,56 +1,49 @@
-"""Which blocks stay on the device and which are streamed, so that the transfers hide behind the compute.
+"""Which layers stay on the device, which are streamed, and how large a ring they are staged in.
 
-Blocks to swap taken from one end of the network wait for the link there and leave it idle elsewhere. Here the resident
-blocks stand between the streamed ones, so that at every place about as much compute as transfer lies ahead. Blocks
-differ in bytes and in compute; what is streamed follows the compute, and a few hundred spreads are compared on the
-virtual clock. Needs nothing but the standard library.
+Layers to swap taken from one end of the network wait for the link there and leave it idle elsewhere. Here the streamed
+layers stand between the resident ones, so that at every place about as much compute as transfer lies ahead. The ring
+takes of the budget what resident layers could have: a small one streams fewer bytes, a large one lets the link run on
+where a layer computes for long or none is needed. Plans with rings of several sizes, and with the largest layers
+resident so that a small ring will do, are compared on the virtual clock. How fast a card computes is not known before
+it does: where it turns out that the link is the limit and a smaller ring would do, layers that are streamed stay in a
+part of the ring for the rest of the sampling (:func:`keep_in_ring`). Needs nothing but the standard library.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, product, zip_longest
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, product
 
-from .virtual_clock import run_stages, stages_of, steady_step
+from .virtual_clock import LayerCost, Stage, ring_waits, run_stages, stages_of, steady_step
 
-# Where a spread starts, in parts of its largest block, and from which part of a block on it is streamed.
-PHASES = (-0.375, -0.125, 0.125, 0.375)
-THRESHOLDS = (0.3, 0.5, 0.7)
-MORE_STREAMED = 6  # how many of the largest blocks more than the budget asks for may be streamed, if that is faster
-# Transfer of all blocks over compute of all of them, for which a plan should serve if the bandwidth is unknown; those
-# first that tell plans apart.
-RATIOS = (1.8, 1.3, 2.5, 1.0, 4.0, 0.8, 0.5)
-STEPS = 4  # on the virtual clock for every spread compared
-MOST_RUNS = 700  # on the virtual clock, half for the spreads and half for improving the best: bounds the time
+# Rings, in sums of the two largest layers that are streamed, beside one that holds the largest alone.
+RINGS = (0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 9.0, 13.0)
+MOST_CLASSES = 5  # sizes of layers above which all stay, beside no limit
+PHASES = (0.5, 0.1, 0.9)  # of a layer: how much is owed at the start
+# Transfer of what is streamed over compute, for which a plan should serve if the bandwidth is unknown; those first that
+# tell plans apart.
+RATIOS = (1.0, 1.3, 0.75, 2.5, 0.4, 6.0)
+STEPS = 3  # on the virtual clock for every plan compared
+MOST_STAGES = 250_000  # on the virtual clock: bounds the time
+PARTS = 24  # of a ring: how finely it is divided between what stays and what passes
+GOLDEN = (5**0.5 - 1) / 2  # multiples of it lie evenly between whole numbers, however many there are
 GOOD_ENOUGH = 1.002  # of what no plan surpasses: then nothing is left to improve
-SAME = 1e-9  # relative difference of times that is rounding
-
-
-@dataclass(frozen=True)
-class BlockCost:
-    """What a block costs.
-
-    Attributes:
-        bytes: of its weights, as they are transferred.
-        seconds: of its compute; any unit will do if bandwidths are in bytes per that unit.
-    """
-
-    bytes: int
-    seconds: float
+UNITS = 512  # bytes: rings are multiples of it
+PAGES = 1 << 21  # and large ones of this, which torch's allocator rounds them to
+LARGE = 10 << 20
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Where the blocks live.
+    """Where the layers live.
 
     Attributes:
-        resident: indices of the blocks that stay on the device.
+        resident: indices of the layers that stay on the device.
         streamed: indices of the others, in the order in which they run.
-        staging: bytes of the staging slots, each as large as the largest streamed block; 0 if nothing is streamed.
-            Synchronous copies (0 slots) need room for one block too.
-        resident_bytes: of the resident blocks.
+        staging: bytes of the ring; 0 if nothing is streamed.
+        resident_bytes: of the resident layers.
         streamed_bytes: transferred in every step.
     """
 
@@ -66,130 +59,79 @@ class Plan:
         return self.resident_bytes + self.staging
 
 
-def spread_residents(costs: Sequence[BlockCost], budget: int, slots: int, bandwidth: float | None = None) -> Plan:
-    """The fastest plan found whose peak is within the budget; of equally fast ones that with the most resident.
+def spread_residents(
+    costs: Sequence[LayerCost], budget: int, most_staging: int | None = None, bandwidth: float | None = None
+) -> Plan:
+    """The fastest plan found whose peak is within the budget.
 
-    Deterministic; less than 0.2 seconds for 60 blocks.
+    Deterministic; about a quarter of a second for 600 layers.
 
     Args:
-        costs: of the blocks, in the order in which they run.
-        budget: bytes for resident blocks and staging slots.
-        slots: staging buffers; 0: synchronous copies.
-        bandwidth: of the link, in bytes per second; None: the plan should serve for links that take from half as long
-            to four times as long as the compute to transfer all blocks.
+        costs: of the layers, in the order in which they run.
+        budget: bytes for resident layers and the ring.
+        most_staging: bytes that the ring may have; one layer always may be staged. None: as many as help.
+        bandwidth: of the link, in bytes per second; None: the plan should serve for whatever link, most of all for one
+            that takes about as long to transfer what is streamed as that takes to compute.
 
     Raises:
-        ValueError: a budget below :func:`least_budget`, which is named; no blocks, negative costs or slots, or a
-            bandwidth that is not positive.
+        ValueError: a budget below :func:`least_budget`, which is named; no layers, negative costs, or a bandwidth that
+            is not positive.
     """
-    least = least_budget(costs, slots)
+    least = least_budget(costs)
     if bandwidth is not None and not bandwidth > 0:
         raise ValueError(f"the bandwidth must be positive, not {bandwidth}")
     if sum(cost.bytes for cost in costs) <= budget:
-        return _plan(costs, (), slots)
+        return _plan(costs, frozenset(), 0)
     if budget < least:
-        raise ValueError(f"a budget of {budget} bytes is too small: at least {least} with {slots} slots")
-    task = _Task(tuple(costs), budget, slots, _bandwidths(costs, bandwidth))
-    return _plan(costs, task.best().streamed, slots)
+        raise ValueError(f"a budget of {budget} bytes is too small: at least {least}")
+    most = budget if most_staging is None else most_staging
+    return _Search(tuple(costs), budget, most, _bandwidths(costs, budget, bandwidth)).best()
 
 
-def least_budget(costs: Sequence[BlockCost], slots: int) -> int:
+def least_budget(costs: Sequence[LayerCost]) -> int:
     """The smallest workable budget in bytes.
 
-    That is the staging with every block streamed, unless a few blocks are so much larger than the rest that the slots
-    become smaller by more than these take when they are resident.
+    That is a ring for the largest layer with every layer streamed, unless a few layers are so much larger than the rest
+    that the ring becomes smaller by more than these take when they are resident.
 
     Raises:
-        ValueError: no blocks, negative costs or slots.
+        ValueError: no layers or negative costs.
     """
-    if not costs or slots < 0 or any(cost.bytes < 0 or cost.seconds < 0 for cost in costs):
-        raise ValueError(f"{len(costs)} blocks and {slots} slots: at least 1 and 0, and no negative costs")
+    if not costs or any(cost.bytes < 0 or cost.seconds < 0 for cost in costs):
+        raise ValueError(f"{len(costs)} layers: at least 1, and no negative costs")
     total = sum(cost.bytes for cost in costs)
-    return min([total, *(_larger(costs, size) + _buffers(slots) * size for size in _sizes(costs))])
+    larger = {size: sum(cost.bytes for cost in costs if cost.bytes > size) for size in _sizes(costs)}
+    return min([total, *(kept + ring_bytes(size) for size, kept in larger.items())])
 
 
-# ------------------------------------------------------------------------------------------------------- spreads
+def ring_bytes(size: int) -> int:
+    """A ring of at least so many bytes, as large as what is allocated for it."""
+    unit = PAGES if size >= LARGE else UNITS
+    return -(-size // unit) * unit
 
 
-def _spreads(costs: Sequence[BlockCost], budget: int, slots: int) -> Iterator[tuple[int, ...]]:
-    """Streamed blocks of many plans, for slots of every size; some exceed the budget, some occur more than once."""
-    total = sum(cost.bytes for cost in costs)
-    for size in _sizes(costs):
-        movable = [i for i, cost in enumerate(costs) if 0 < cost.bytes <= size]
-        asked = max(1, total - (budget - _buffers(slots) * size))
-        most = sum(costs[i].bytes for i in movable)
-        if asked > most:
-            continue
-        yield tuple(movable)
-        yield _fewest(costs, movable, asked)
-        yield tuple(sorted(_fewest(costs, movable[::-1], asked)))
-        for part in range(1, len(movable)):
-            wanted = most * part / len(movable)
-            if asked - size <= wanted <= asked + MORE_STREAMED * size:
-                shares = _shares(costs, movable, wanted)
-                for phase, threshold in product(PHASES, THRESHOLDS):
-                    yield _diffused(costs, shares, phase * size, threshold)
+# -------------------------------------------------------------------------------------------------------- search
 
 
-def _fewest(costs: Sequence[BlockCost], movable: Sequence[int], asked: int) -> tuple[int, ...]:
-    """The first blocks that have the bytes asked for: rarely good, but then no plan is worse than blocks of one end."""
-    moved = accumulate(costs[i].bytes for i in movable)
-    return tuple(movable[: 1 + next(number for number, total in enumerate(moved) if total >= asked)])
+@dataclass(frozen=True)
+class _Candidate:
+    """A ring, layers that may be streamed, and where the spread begins."""
 
-
-def _shares(costs: Sequence[BlockCost], movable: Sequence[int], wanted: float) -> dict[int, float]:
-    """Bytes to be streamed of every block: as its compute, at most all; ``wanted`` in all.
-
-    Streaming in proportion to compute hides the most. A block that has few bytes for its compute is streamed whole,
-    and what it leaves is shared among the others.
-    """
-    floor = max(1e-9 * sum(costs[i].seconds for i in movable), 1e-30)  # a block without compute has its turn last
-    seconds = {i: max(costs[i].seconds, floor) for i in movable}
-    left, time = wanted, sum(seconds.values())
-    shares: dict[int, float] = {}
-    for i in sorted(movable, key=lambda i: costs[i].bytes / seconds[i]):
-        shares[i] = min(float(costs[i].bytes), seconds[i] * left / time)
-        left, time = left - shares[i], max(time - seconds[i], floor)
-    return shares
-
-
-def _diffused(costs: Sequence[BlockCost], shares: dict[int, float], debt: float, threshold: float) -> tuple[int, ...]:
-    """Whole blocks for the shares: a block is streamed when enough is owed, and what it is too much is owed less."""
-    streamed = []
-    for i in sorted(shares):
-        debt += shares[i]
-        if debt >= threshold * costs[i].bytes:
-            streamed.append(i)
-            debt -= costs[i].bytes
-    return tuple(streamed)
-
-
-# ---------------------------------------------------------------------------------------------------- comparison
-
-
-@dataclass(frozen=True, order=True)
-class _Scored:
-    """A plan's streamed blocks; the less the better: time, then bytes streamed."""
-
-    score: float
-    bytes: int
-    streamed: tuple[int, ...]
-
-    def beats(self, other: _Scored) -> bool:
-        if abs(self.score - other.score) > SAME * other.score:
-            return self.score < other.score
-        return self.bytes < other.bytes
+    bound: float
+    ring: int
+    movable: tuple[int, ...]
+    phase: float
 
 
 @dataclass
-class _Task:
+class _Search:
     """Plans for one budget, compared on the virtual clock."""
 
-    costs: tuple[BlockCost, ...]
+    costs: tuple[LayerCost, ...]
     budget: int
-    slots: int
+    most_staging: int
     bandwidths: tuple[float, ...]
-    runs: int = 0
+    stages: int = 0
     compute: float = field(init=False)
     total: int = field(init=False)
 
@@ -197,118 +139,240 @@ class _Task:
         self.compute = sum(cost.seconds for cost in self.costs)
         self.total = sum(cost.bytes for cost in self.costs)
 
-    def best(self) -> _Scored:
-        """The best of the spreads, and what becomes of it by exchanging blocks."""
-        best = self.best_spread()
-        while best.score > GOOD_ENOUGH * self.bound(best.bytes):
-            better = next(self._better(best), None)
-            if better is None:
-                break
-            best = better
-        return self._filled(best)
+    def best(self) -> Plan:
+        """The fastest; candidates that could not surpass it even with perfect overlap are not run."""
+        found: Plan | None = None
+        least = math.inf
+        for candidate in sorted(self.candidates(), key=lambda candidate: candidate.bound):
+            if candidate.bound * GOOD_ENOUGH >= least or (found is not None and self.stages > MOST_STAGES):
+                continue
+            plan = self.spread(candidate)
+            if plan is not None and (score := self.score(plan, least)) < least:
+                found, least = plan, score
+        assert found is not None  # at the least budget all that may be streamed fits
+        return self.filled(found, least)
 
-    def best_spread(self) -> _Scored:
-        """The best of the spreads; those that could not surpass it even with perfect overlap are not run."""
-        best: _Scored | None = None
-        for bound, streamed in self._in_turn():
-            if best is None or bound <= best.score:
-                scored = self.scored(streamed, math.inf if best is None else best.score)
-                best = scored if best is None or scored.beats(best) else best
-            if self.runs > MOST_RUNS // 2:
-                break
-        assert best is not None  # at the least budget all that may be streamed fits
-        return best
+    def candidates(self) -> Iterator[_Candidate]:
+        for size in self.classes():
+            movable = tuple(i for i, cost in enumerate(self.costs) if 0 < cost.bytes <= size)
+            most = sum(self.costs[i].bytes for i in movable)
+            for ring in self.rings(movable):
+                asked = self.total - (self.budget - ring)
+                if 0 < asked <= most:
+                    for phase in PHASES:
+                        yield _Candidate(self.bound(asked), ring, movable, phase)
 
-    def _in_turn(self) -> Iterator[tuple[float, tuple[int, ...]]]:
-        """Bounds and streamed blocks of the spreads that fit: the most promising of every slot size, then the second.
+    def classes(self) -> list[int]:
+        """Sizes above which layers stay: all that leave enough to stream, thinned out."""
+        sizes = [size for size in _sizes(self.costs) if self._larger(size) + ring_bytes(size) <= self.budget][::-1]
+        if len(sizes) <= MOST_CLASSES:
+            return sizes
+        return [sizes[round(i * (len(sizes) - 1) / (MOST_CLASSES - 1))] for i in range(MOST_CLASSES)]
 
-        Small slots leave more room for resident blocks, but would be tried alone if only the bound decided.
-        """
-        found = {streamed for streamed in _spreads(self.costs, self.budget, self.slots) if self.fits(streamed)}
-        sizes: dict[int, list[tuple[float, tuple[int, ...]]]] = {}
-        for streamed in found:
-            size = max(self.costs[i].bytes for i in streamed)
-            sizes.setdefault(size, []).append((self.bound(self.moved(streamed)), streamed))
-        ranked = [sorted(spreads) for _, spreads in sorted(sizes.items())]
-        for turn in zip_longest(*ranked):
-            yield from (spread for spread in turn if spread is not None)
+    def rings(self, movable: Sequence[int]) -> list[int]:
+        """Sizes of rings that are worth trying."""
+        largest, *others = sorted((self.costs[i].bytes for i in movable), reverse=True)
+        two = largest + (others[0] if others else 0)
+        wanted = [max(largest, int(two * ring)) for ring in (0.0, *RINGS)]
+        most = max(min(self.most_staging, self.budget, sum(self.costs[i].bytes for i in movable)), largest)
+        return sorted({ring_bytes(min(ring, most)) for ring in wanted})
 
-    def _better(self, best: _Scored) -> Iterator[_Scored]:
-        """Plans with a streamed and a resident block exchanged, the nearest first, that are faster."""
-        resident = [i for i in range(len(self.costs)) if i not in best.streamed]
-        pairs = sorted(product(best.streamed, resident), key=lambda pair: (abs(pair[0] - pair[1]), pair))
-        for out, back in pairs:
-            changed = tuple(sorted({*best.streamed, back} - {out}))
-            if self.runs >= MOST_RUNS:
-                return
-            if self.fits(changed) and self.bound(self.moved(changed)) < best.score:
-                scored = self.scored(changed, best.score)
-                if scored.beats(best):
-                    yield scored
+    def spread(self, candidate: _Candidate) -> Plan | None:
+        """The streamed layers follow the compute; then the budget is used up."""
+        costs, room = self.costs, self.budget - candidate.ring
+        wanted = self.total - room
+        shares = _shares(costs, candidate.movable, wanted)
+        streamed = _diffused(costs, shares, candidate.phase)
+        resident = self.total - sum(costs[i].bytes for i in streamed)
+        fitted = _fitted(costs, candidate.movable, streamed, room - resident)
+        return None if fitted is None or not fitted else _plan(costs, fitted, candidate.ring)
 
-    def _filled(self, best: _Scored) -> _Scored:
-        """With every block resident that still fits, unless that is slower."""
-        for block in sorted(best.streamed, key=lambda i: -self.costs[i].bytes):
-            fewer = tuple(i for i in best.streamed if i != block)
-            if fewer and self.fits(fewer):
-                scored = self.scored(fewer, best.score)
-                best = scored if scored.beats(best) else best
-        return best
-
-    def fits(self, streamed: tuple[int, ...]) -> bool:
-        if not streamed:
-            return False
-        staging = _buffers(self.slots) * max(self.costs[i].bytes for i in streamed)
-        return self.total - self.moved(streamed) + staging <= self.budget
-
-    def moved(self, streamed: tuple[int, ...]) -> int:
-        return sum(self.costs[i].bytes for i in streamed)
+    def filled(self, plan: Plan, score: float) -> Plan:
+        """With what no layer fits into added to the ring, unless layers then lie in it less well."""
+        room = min(self.budget - plan.peak, self.most_staging - plan.staging)
+        unit = PAGES if plan.staging >= LARGE else UNITS
+        larger = replace(plan, staging=plan.staging + max(0, room) // unit * unit)
+        return larger if self.score(larger) < score else plan
 
     def bound(self, moved: int) -> float:
         """The score that no plan surpasses that streams so many bytes."""
         return sum(max(self.compute, moved / bandwidth) / self._scale(bandwidth) for bandwidth in self.bandwidths)
 
-    def scored(self, streamed: tuple[int, ...], most: float = math.inf) -> _Scored:
-        """The plan's score; once it is above ``most``, something in between, for the plan is of no use."""
-        moved = self.moved(streamed)
-        score = self.bound(moved)
+    def score(self, plan: Plan, most: float = math.inf) -> float:
+        """The plan's time; once it is above ``most``, something in between, for the plan is of no use."""
+        stages = stages_of(self.costs, plan.streamed)
+        before = ring_waits(stages, plan.staging, STEPS)
+        score = self.bound(plan.streamed_bytes)
         for bandwidth in self.bandwidths:
-            _, finished = run_stages(stages_of(self.costs, streamed, bandwidth), self.slots, STEPS)
-            lost = steady_step(finished, len(streamed), STEPS) - max(self.compute, moved / bandwidth)
+            step = steady_step(run_stages(stages, before, bandwidth)[1], len(stages))
+            lost = step - max(self.compute, plan.streamed_bytes / bandwidth)
             score += max(0.0, lost) / self._scale(bandwidth)
-            self.runs += 1
-            if score > most * (1 + SAME):
+            self.stages += len(before)
+            if score > most:
                 break
-        return _Scored(score, moved, streamed)
+        return score
 
     def _scale(self, bandwidth: float) -> float:
         """So that every bandwidth has the same weight, whatever the budget."""
         return max(self.compute, self.total / bandwidth)
 
+    def _larger(self, size: int) -> int:
+        return sum(cost.bytes for cost in self.costs if cost.bytes > size)
 
-def _bandwidths(costs: Sequence[BlockCost], bandwidth: float | None) -> tuple[float, ...]:
+
+def keep_in_ring(stages: Sequence[Stage], ring: int, bandwidth: float) -> frozenset[int]:
+    """Which streamed layers had better stay in the ring's memory, whose remainder is the ring of the others.
+
+    Args:
+        stages: as they were measured.
+        ring: bytes.
+        bandwidth: as it was measured, in bytes per second.
+
+    Returns:
+        Positions among the stages; none where the whole ring is of use.
+    """
+    chosen: frozenset[int] = frozenset()
+    least = _step(stages, ring, bandwidth)
+    for part, largest_first in product(range(1, PARTS), (True, False)):
+        kept = _kept(stages, ring * part // PARTS, largest_first)
+        rest = _merged(stages, kept)
+        room = ring - sum(stages[i].bytes for i in kept)
+        if not kept or max((stage.bytes for stage in rest), default=ring) > room:
+            continue
+        step = _step(rest, room, bandwidth)
+        if step < least / GOOD_ENOUGH:
+            chosen, least = kept, step
+    return chosen
+
+
+def _kept(stages: Sequence[Stage], room: int, largest_first: bool) -> frozenset[int]:
+    """The largest stages that fit, or as they come at even distances."""
+    count = len(stages)
+    spread = sorted(range(count), key=lambda i: i * GOLDEN % 1)
+    chosen = set()
+    for i in sorted(spread, key=lambda i: -stages[i].bytes) if largest_first else spread:
+        if stages[i].bytes <= room:
+            chosen.add(i)
+            room -= stages[i].bytes
+    return frozenset(chosen)
+
+
+def _merged(stages: Sequence[Stage], kept: frozenset[int]) -> list[Stage]:
+    """The others; what stays only computes, after the one before it."""
+    rest: list[Stage] = []
+    lead = 0.0
+    for i, stage in enumerate(stages):
+        if i not in kept:
+            rest.append(stage)
+        elif rest:
+            rest[-1] = replace(rest[-1], after=rest[-1].after + stage.compute + stage.after)
+        else:
+            lead += stage.compute + stage.after
+    return [*rest[:-1], replace(rest[-1], after=rest[-1].after + lead)] if rest else []
+
+
+def _step(stages: Sequence[Stage], ring: int, bandwidth: float) -> float:
+    return steady_step(run_stages(stages, ring_waits(stages, ring, STEPS), bandwidth)[1], len(stages))
+
+
+def plain_step(costs: Sequence[LayerCost], budget: int, bandwidth: float) -> float:
+    """Seconds of a step of plain streaming within a budget: the largest layers stay, the others go through two buffers
+    in turn, each copied when the one before the last and all before the last have run. Infinite if that needs more."""
+    order = sorted(range(len(costs)), key=lambda i: (-costs[i].bytes, -i))
+    kept = list(accumulate((costs[i].bytes for i in order), initial=0))
+    buffers = [sum(costs[i].bytes for i in order[count : count + 2]) for count in range(len(costs) + 1)]
+    count = max((n for n in range(len(costs) + 1) if kept[n] + buffers[n] <= budget), default=-1)
+    if count < 0:
+        return math.inf
+    streamed = sorted(i for i in order[count:] if costs[i].bytes)
+    if not streamed:
+        return sum(cost.seconds for cost in costs)
+    stages = stages_of(costs, streamed)
+    before = [number - 2 if number > 1 else -1 for number in range(STEPS * len(stages))]
+    return steady_step(run_stages(stages, before, bandwidth, behind=True)[1], len(stages))
+
+
+def _shares(costs: Sequence[LayerCost], movable: Sequence[int], wanted: float) -> dict[int, float]:
+    """Bytes to be streamed of every layer: as its compute, at most all; ``wanted`` in all.
+
+    Streaming in proportion to compute hides the most. A layer that has few bytes for its compute is streamed whole,
+    and what it leaves is shared among the others.
+    """
+    floor = max(1e-9 * sum(costs[i].seconds for i in movable), 1e-30)  # a layer without compute has its turn last
+    seconds = {i: max(costs[i].seconds, floor) for i in movable}
+    left, time = float(wanted), sum(seconds.values())
+    shares: dict[int, float] = {}
+    for i in sorted(movable, key=lambda i: costs[i].bytes / seconds[i]):
+        shares[i] = min(float(costs[i].bytes), seconds[i] * left / time)
+        left, time = left - shares[i], max(time - seconds[i], floor)
+    return shares
+
+
+def _diffused(costs: Sequence[LayerCost], shares: dict[int, float], phase: float) -> frozenset[int]:
+    """Whole layers for the shares: a layer is streamed when half of it is owed; the remainder goes to the next."""
+    owed = (phase - 0.5) * max(costs[i].bytes for i in shares)
+    streamed = []
+    for i in sorted(shares):
+        owed += shares[i]
+        if owed >= 0.5 * costs[i].bytes:
+            streamed.append(i)
+            owed -= costs[i].bytes
+    return frozenset(streamed)
+
+
+def _fitted(
+    costs: Sequence[LayerCost], movable: Sequence[int], streamed: frozenset[int], room: int
+) -> frozenset[int] | None:
+    """The streamed layers, a few more or less of them, so that ``room`` bytes beside the resident ones are used up.
+
+    Args:
+        room: bytes to spare; negative: so many too many are resident.
+    """
+    chosen = set(streamed)
+    while room < 0:
+        others = [i for i in movable if i not in chosen]
+        if not others:
+            return None
+        enough = [i for i in others if costs[i].bytes >= -room]
+        moved = min(enough, key=lambda i: costs[i].bytes) if enough else max(others, key=lambda i: costs[i].bytes)
+        chosen.add(moved)
+        room += costs[moved].bytes
+    for i in sorted(chosen, key=lambda i: -costs[i].bytes):
+        if costs[i].bytes <= room:
+            chosen.discard(i)
+            room -= costs[i].bytes
+    _exchange(costs, movable, chosen, room)
+    return frozenset(chosen)
+
+
+def _exchange(costs: Sequence[LayerCost], movable: Sequence[int], chosen: set[int], room: int) -> None:
+    """A streamed layer for a resident one that is smaller by what there is room for, while that helps."""
+    for _ in range(3):
+        inside = {costs[i].bytes: i for i in movable if i in chosen}
+        outside = {costs[i].bytes: i for i in movable if i not in chosen}
+        gains = [(large - small, large, small) for large in inside for small in outside if 0 < large - small <= room]
+        if not gains:
+            return
+        gain, large, small = max(gains)
+        chosen.discard(inside[large])
+        chosen.add(outside[small])
+        room -= gain
+
+
+def _bandwidths(costs: Sequence[LayerCost], budget: int, bandwidth: float | None) -> tuple[float, ...]:
     if bandwidth is not None:
         return (bandwidth,)
-    total = sum(cost.bytes for cost in costs)
+    streamed = sum(cost.bytes for cost in costs) - budget
     compute = sum(cost.seconds for cost in costs)
-    return tuple(total / (compute * ratio) for ratio in RATIOS) if compute else (float(total),)
+    return tuple(streamed / (compute * ratio) for ratio in RATIOS) if compute else (float(streamed),)
 
 
-def _plan(costs: Sequence[BlockCost], streamed: tuple[int, ...], slots: int) -> Plan:
-    resident = frozenset(range(len(costs))) - set(streamed)
-    moved = [costs[i].bytes for i in streamed]
+def _plan(costs: Sequence[LayerCost], streamed: frozenset[int], ring: int) -> Plan:
+    resident = frozenset(range(len(costs))) - streamed
+    moved = sum(costs[i].bytes for i in streamed)
     kept = sum(costs[i].bytes for i in resident)
-    return Plan(resident, streamed, _buffers(slots) * max(moved, default=0), kept, sum(moved))
+    return Plan(resident, tuple(sorted(streamed)), ring, kept, moved)
 
 
-def _buffers(slots: int) -> int:
-    return max(1, slots)
-
-
-def _sizes(costs: Sequence[BlockCost]) -> list[int]:
+def _sizes(costs: Sequence[LayerCost]) -> list[int]:
     return sorted({cost.bytes for cost in costs if cost.bytes})
-
-
-def _larger(costs: Sequence[BlockCost], size: int) -> int:
-    """Bytes of the blocks that are larger than a slot of this size and hence resident."""
-    return sum(cost.bytes for cost in costs if cost.bytes > size)

@@ -1,29 +1,31 @@
-"""Slots on the compute device that weights are copied into while other blocks compute.
+"""A ring of memory on the compute device that weights are copied into while earlier layers compute.
 
-A slot is one flat buffer; a block's weights are views of it. Where the device has streams the copies run on one of
-their own, and events order them against the computation: the compute stream waits for a copy, and a copy into a slot
-waits for the computation that used its memory before, be it as another tensor. The allocator knows that the copies'
-stream uses the buffer, and gives its memory to nobody before they have ended, however the slot came to be dropped.
-Nothing is synchronised with the CPU. Copies overlap only from pinned memory.
+It is one flat buffer; weights are views of it. Where the device has streams, copies run on one of their own, and events
+order them against the computation: the compute stream waits for a copy before it reads it, and a copy waits for the
+computation that read what its bytes held before, at first for all that was under way when the buffer was made, since
+its memory may have been another tensor's. When it is closed, or dropped, copies under way end first: neither the
+buffer's memory nor the weights that are read go to anybody else before. Copies overlap only from pinned memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from .ring import Region, Ring
 from .streams import compute_stream, copy_stream
 
-ALIGNMENT = 256  # bytes; what kernels expect of a tensor's start
+ALIGNMENT = 512  # bytes; what torch's allocators round to, so that staged and resident weights take as much
 
 
 def flat_bytes(tensor: Tensor) -> int:
-    """Bytes of a slot that a weight takes, the parts of a quantised one together."""
+    """Bytes of device memory that a weight takes, the parts of a quantised one together."""
     return sum(-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in _parts(tensor))
 
 
@@ -31,6 +33,11 @@ def _parts(tensor: Tensor) -> list[Tensor]:
     if not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     return [part for name in tensor.__tensor_flatten__()[0] for part in _parts(getattr(tensor, name))]
+
+
+def is_pinned(tensor: Tensor) -> bool:
+    """Whether a weight's memory may be read by the device by itself."""
+    return all(part.is_pinned() for part in _parts(tensor))
 
 
 def _fills(tensor: Tensor) -> bool:
@@ -43,40 +50,130 @@ def _fills(tensor: Tensor) -> bool:
     return True
 
 
-class Slot:
-    """One buffer and what orders its use.
+class _InOrder:
+    """In the place of an event where everything runs in order."""
+
+
+IN_ORDER = _InOrder()
+Moment = torch.Event | _InOrder
+
+
+@dataclass
+class Staged:
+    """Weights in the ring.
+
+    Attributes:
+        weights: the copies; they hold nothing before :meth:`Staging.ready`.
+        copied: when they do.
+        region: of the ring that they take; None: they stay.
+        began: when the copies did, where that is measured.
+    """
+
+    weights: list[Tensor]
+    copied: Moment
+    region: Region[Moment] | None = None
+    began: Moment | None = None
+
+
+class Staging:
+    """A ring of bytes on a device.
 
     Args:
         device: to compute on.
-        size: bytes.
-        stream: for the copies; None: they are made in order with everything else.
+        size: bytes, all of them allocated at once.
     """
 
-    def __init__(self, device: torch.device, size: int, stream: torch.Stream | None) -> None:
-        self._buffer = torch.empty(size, dtype=torch.uint8, device=device)
-        self._stream = stream
-        if stream is None:
-            return
-        self._buffer.record_stream(stream)
-        self._copied, self._read = torch.Event(device), torch.Event(device)
-        self.release()  # the memory may have been another tensor's, which is still in use
+    def __init__(self, device: torch.device, size: int) -> None:
+        self.bytes = size
+        self._device = device
+        self._ring: Ring[Moment] = Ring(size)
+        self._stream = copy_stream(device)
+        self._buffer: Tensor | None = torch.empty(size, dtype=torch.uint8, device=device)
+        if self._stream is not None:
+            self._home = compute_stream(device)
+            self._stream.wait_stream(self._home)
 
-    def copy(self, sources: Sequence[Tensor]) -> list[Tensor]:
-        """Starts copying; the results hold nothing before :meth:`ready`."""
-        offset = 0
-        copies = []
+    @property
+    def overlaps(self) -> bool:
+        """Whether copies run beside the computation."""
+        return self._stream is not None
+
+    def copy(self, sources: Sequence[Tensor], timed: bool = False) -> Staged | None:
+        """Starts copying; None while what holds the bytes is in use or has yet to be."""
+        taken = self._ring.take(sum(map(flat_bytes, sources)))
+        if taken is None:
+            return None
+        region, moments = taken
+        with self._stream or nullcontext():
+            self._wait(moments)
+            began = self._moment(self._stream, timed)
+            copies = list(self._copies(sources, region.start))
+        return Staged(copies, self._moment(self._stream, timed), region, began)
+
+    def split(self, kept: int) -> None:
+        """From now on the last ``kept`` bytes are no part of the ring. Nothing is staged, and what was computed with
+        what was is over."""
+        self._ring = Ring(self.bytes - kept)
+
+    def copy_to_stay(self, sources: Sequence[Tensor], offset: int) -> Staged:
+        """Starts copying to a place outside the ring."""
         with self._stream or nullcontext():
             if self._stream is not None:
-                self._stream.wait_event(self._read)
-            for source in sources:
-                copies.append(self._copy(source, offset))
-                offset += flat_bytes(source)
-            if self._stream is not None:
-                self._copied.record(self._stream)
-        return copies
+                self._stream.wait_stream(compute_stream(self._device))  # of what was there before
+            copies = list(self._copies(sources, offset))
+        return Staged(copies, self._moment(self._stream))
+
+    def now(self) -> Moment:
+        """This moment of the computation, to be timed."""
+        return self._moment(compute_stream(self._device) if self._stream is not None else None, timed=True)
+
+    def ready(self, staged: Staged) -> None:
+        """The compute stream waits for the copies."""
+        if isinstance(staged.copied, torch.Event):
+            compute_stream(self._device).wait_event(staged.copied)
+
+    def release(self, staged: Staged) -> None:
+        """What was computed so far has read them: their bytes may be taken again."""
+        if staged.region is not None:
+            stream = compute_stream(self._device) if self._stream is not None else None
+            self._ring.give_back(staged.region, self._moment(stream))
+
+    def drop(self, staged: Staged) -> None:
+        """Takes the latest copies back, which nobody has read."""
+        if staged.region is not None:
+            self._ring.drop(staged.region)
+
+    def close(self) -> None:
+        """Waits for the copies under way and gives the memory back."""
+        if self._buffer is not None and self._stream is not None:
+            self._stream.synchronize()
+            self._home.wait_stream(compute_stream(self._device))  # the last layers, if they ran elsewhere
+        self._buffer = None
+
+    def __del__(self) -> None:
+        if getattr(self, "_buffer", None) is not None:
+            self.close()
+
+    def _wait(self, moments: Iterable[Moment]) -> None:
+        for moment in moments:
+            if self._stream is not None and isinstance(moment, torch.Event):
+                self._stream.wait_event(moment)
+
+    def _moment(self, stream: torch.Stream | None, timed: bool = False) -> Moment:
+        if stream is None:
+            return IN_ORDER
+        event = torch.Event(self._device, enable_timing=timed)
+        event.record(stream)
+        return event
+
+    def _copies(self, sources: Sequence[Tensor], offset: int) -> Iterable[Tensor]:
+        for source in sources:
+            yield self._copy(source, offset)
+            offset += flat_bytes(source)
 
     def _copy(self, source: Tensor, offset: int) -> Tensor:
         if not is_traceable_wrapper_subclass(source):
+            assert self._buffer is not None
             # The same strides: kernels of convolutions differ by the order of the channels.
             flat = self._buffer[offset : offset + source.nbytes].view(source.dtype)
             target = flat.as_strided(source.shape, source.stride()) if _fills(source) else flat.view(source.shape)
@@ -90,22 +187,3 @@ class Slot:
             offset += flat_bytes(part)
         copy: Tensor = type(source).__tensor_unflatten__(parts, context, source.shape, source.stride())
         return copy
-
-    def ready(self) -> None:
-        """The compute stream waits for the copy."""
-        if self._stream is not None:
-            compute_stream(self._buffer.device).wait_event(self._copied)
-
-    def release(self) -> None:
-        """What was computed so far has read the slot."""
-        if self._stream is not None:
-            self._read.record(compute_stream(self._buffer.device))
-
-
-class Staging:
-    """Slots of one size on a device."""
-
-    def __init__(self, device: torch.device, slots: int, size: int) -> None:
-        stream = copy_stream(device)
-        self.slots = [Slot(device, size, stream) for _ in range(slots)]
-        self.bytes = slots * size

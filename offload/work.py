@@ -1,8 +1,9 @@
-"""How much a block computes, told from its structure: multiply-adds of its weights, in relation to the other blocks."""
+"""How much a layer computes, told from the network's structure: multiply-adds of its weights, in relation to others."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -11,36 +12,62 @@ from .blocks import UNET_LISTS, BlockLists, block_lists
 # Weights that only the text's tokens go through, a tenth or so of the picture's.
 TEXT_SIDE = re.compile(r"(^|\.)(txt_|context_block\.|add_[qkv]_|to_add_|attn_?mod_context)")
 TEXT_SHARE = 0.1
+# Weights that are multiplied with one vector of the whole picture: its time, its modulation.
+VECTOR_SIDE = re.compile(
+    r"(^|[._])(mod(ulation)?(?-i:_?[A-Z]+)?|adaln\w*|emb_layers|time_\w*|t_embedder|vector_in|guidance_in|label_emb|"
+    r"y_embedder|distilled_guidance_layer)(\.|_|$)",
+    re.IGNORECASE,
+)
+VECTOR_SHARE = 0.001
 
 
-def block_work(root: nn.Module, lists: BlockLists | None = None) -> dict[str, float]:
-    """Relative multiply-adds of each block, by its path.
+def layer_work(root: nn.Module, lists: BlockLists | None = None) -> dict[str, float]:
+    """Relative multiply-adds of each layer with weights, by its path, in order of registration.
 
-    Every weight of a transformer block meets every token once; those of the text's side meet fewer. In a UNet a weight
-    meets a quarter of the positions after each downsampling. Attention between tokens is left out: it is alike in all
-    blocks of a transformer.
+    Every weight of a transformer block meets every token once; those of the text's side meet fewer, and those of a
+    modulation one vector. In a UNet a weight meets a quarter of the positions after each downsampling. Attention
+    between tokens is left out: it is alike in all blocks of a transformer.
     """
     lists = lists or block_lists(root)
-    work = {path: _weights(root.get_submodule(path)) for path in lists.blocks}
-    if UNET_LISTS[0] not in lists.paths:
-        return work
+    positions = _positions(root, lists)
+    return {
+        path: weights * _share(path) * positions.get(lists.block_of(path) or "", 1.0)
+        for path, module in root.named_modules()
+        if (weights := sum(p.numel() for p in module.parameters(recurse=False) if p.ndim > 1))
+    }
+
+
+def block_work(root: nn.Module) -> dict[str, float]:
+    """:func:`layer_work` of each block, by its path."""
+    lists = block_lists(root)
+    work = dict.fromkeys(lists.blocks, 0.0)
+    for path, amount in layer_work(root, lists).items():
+        block = lists.block_of(path)
+        if block is not None:
+            work[block] += amount
+    return work
+
+
+def _share(path: str) -> float:
+    if VECTOR_SIDE.search(path):
+        return VECTOR_SHARE
+    return TEXT_SHARE if TEXT_SIDE.search(path) else 1.0
+
+
+def _positions(root: nn.Module, lists: BlockLists) -> dict[str, float]:
+    """Of each block of a UNet, in relation to the first."""
+    return dict(_positions_in_turn(root, lists)) if UNET_LISTS[0] in lists.paths else {}
+
+
+def _positions_in_turn(root: nn.Module, lists: BlockLists) -> Iterator[tuple[str, float]]:
     positions = 1.0
     for path in lists.blocks:
         block = root.get_submodule(path)
         if path.startswith(UNET_LISTS[0]) and _resamples(block, "op"):
             positions /= 4  # a strided convolution computes at the smaller size
-        work[path] *= positions
+        yield path, positions
         if path.startswith(UNET_LISTS[1]) and _resamples(block, "conv"):
             positions *= 4
-    return work
-
-
-def _weights(block: nn.Module) -> float:
-    return sum(
-        parameter.numel() * (TEXT_SHARE if TEXT_SIDE.search(name) else 1.0)
-        for name, parameter in block.named_parameters()
-        if parameter.ndim > 1
-    )
 
 
 def _resamples(block: nn.Module, convolution: str) -> bool:

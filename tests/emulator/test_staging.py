@@ -7,17 +7,19 @@ the wrong one in the end; the race detector names accesses that nothing orders e
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from headroom.offload.prefetch import BlockPrefetch
+from headroom.offload.prefetch import LayerPrefetch
 
 from .conftest import Card
 
 WIDTH = 512
-BLOCK = 2 * (WIDTH * WIDTH + WIDTH)  # weights of a block
+LAYER = WIDTH * WIDTH + WIDTH  # weights
 CUDA = torch.device("cuda", 0)
 
 
@@ -36,17 +38,18 @@ class Network(nn.Module):
         return x
 
 
-def engine(network: Network, slots: int = 2) -> BlockPrefetch:
-    return BlockPrefetch(list(network.blocks), CUDA, slots, lambda layer: isinstance(layer, nn.Linear))
+def engine(network: Network, layers: float = 2) -> LayerPrefetch:
+    """With room for so many layers."""
+    linear = {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.Linear)}
+    return LayerPrefetch(linear, CUDA, 4 * int(layers * LAYER))
 
 
-def neighbours(count: int) -> list[Tensor]:
-    """Tensors as large as a staged block, full of ones: they are given the memory of dropped staging."""
-    return [torch.ones(BLOCK, device=CUDA) for _ in range(count)]
+def neighbour(layers: float) -> Tensor:
+    """As large as a ring for so many layers, full of ones: it is given the memory of dropped staging."""
+    return torch.ones(int(layers * LAYER), device=CUDA)
 
 
-def intact(tensors: list[Tensor]) -> bool:
-    return all(bool((tensor == 1).all()) for tensor in tensors)
+LAYERS = [1, 1.5, 2, 5, 8]
 
 
 @pytest.fixture
@@ -55,18 +58,18 @@ def x(card: Card) -> Tensor:
     return torch.randn(64, WIDTH, generator=torch.Generator().manual_seed(1)).to(CUDA)
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3])
-def test_memory_of_a_dropped_engine_is_not_written_any_more(card: Card, x: Tensor, slots: int) -> None:
+@pytest.mark.parametrize("layers", LAYERS)
+def test_memory_of_a_dropped_engine_is_not_written_any_more(card: Card, x: Tensor, layers: float) -> None:
     """After a call, copies for the next one are under way: it never comes, and others get the memory."""
     network = Network(4)
-    prefetch = engine(network, slots)
+    prefetch = engine(network, layers)
     with torch.inference_mode(), prefetch.installed():
         network(x)
     del prefetch
     gc.collect()
-    others = neighbours(slots)
+    other = neighbour(layers)
     torch.cuda.synchronize()
-    assert intact(others)
+    assert bool((other == 1).all())
     assert card.races == []
 
 
@@ -84,53 +87,95 @@ def test_nor_after_an_error_in_the_middle(card: Card, x: Tensor, block: int) -> 
     handle.remove()
     del prefetch
     gc.collect()  # the traceback's frames
-    others = neighbours(2)
+    other = neighbour(2)
     torch.cuda.synchronize()
-    assert intact(others)
+    assert bool((other == 1).all())
     assert card.races == []
 
 
-def test_memory_that_is_still_in_use_is_not_taken_for_staging(card: Card, x: Tensor) -> None:
-    """Tensors given back while the compute stream has yet to fill and read them; staging gets their memory."""
+def test_memory_that_is_still_filled_is_not_taken_for_staging(card: Card, x: Tensor) -> None:
+    """A tensor given back while the compute stream has yet to fill it; staging gets its memory."""
     network = Network(4)
     expected = Network(4).to(CUDA)(x)
-    ones = torch.ones(BLOCK).pin_memory()
-    late = [ones.to(CUDA, non_blocking=True) for _ in range(2)]
+    late = torch.ones(2 * LAYER).pin_memory().to(CUDA, non_blocking=True)
     del late
     prefetch = engine(network)
-    with torch.inference_mode(), prefetch.installed():
-        copied_early(prefetch)
+    with torch.inference_mode(), prefetch.installed(), copied_early(network, prefetch):
         result = network(x)
     assert torch.equal(result, expected)
     assert card.races == []
 
 
 def test_memory_that_is_still_read_is_not_taken_for_staging(card: Card, x: Tensor) -> None:
-    held = neighbours(2)
-    sums = [each.sum() for each in held]
+    held = neighbour(2)
+    total = held.sum()
     del held
-    prefetch = engine(Network(4))
-    with torch.inference_mode(), prefetch.installed():
-        copied_early(prefetch)
-    assert [total.item() for total in sums] == [BLOCK, BLOCK]
+    network = Network(4)
+    prefetch = engine(network)
+    with torch.inference_mode(), prefetch.installed(), copied_early(network, prefetch):
+        network(x)
+    assert total.item() == 2 * LAYER
     assert card.races == []
 
 
-def copied_early(prefetch: BlockPrefetch) -> None:
-    """Waits for the copies alone, as a link that is ahead of the computation."""
-    for stream in {slot._stream for slot in prefetch._staging.slots}:
-        stream.synchronize()
+@contextmanager
+def copied_early(network: Network, prefetch: LayerPrefetch) -> Iterator[None]:
+    """Within it the copies before the first layer end before anything is computed, as on a fast link."""
+    stream = prefetch._staging._stream
+    assert stream is not None
+    handle = network.blocks[0][0].register_forward_pre_hook(lambda module, args: stream.synchronize())
+    yield
+    handle.remove()
 
 
-@pytest.mark.parametrize("slots", [1, 2, 3])
-def test_the_values_are_right_call_after_call(card: Card, x: Tensor, slots: int) -> None:
+@pytest.mark.parametrize("layers", LAYERS)
+def test_the_values_are_right_call_after_call(card: Card, x: Tensor, layers: float) -> None:
     network = Network(4)
     plain = Network(4).to(CUDA)
-    prefetch = engine(network, slots)
+    prefetch = engine(network, layers)
     with torch.inference_mode():
         expected = plain(x)
         for _ in range(3):
             with prefetch.installed():
                 result = network(x)
         assert torch.equal(result, expected)
+    assert card.races == []
+
+
+@pytest.mark.parametrize("layers", LAYERS)
+def test_nothing_stays_allocated(card: Card, x: Tensor, layers: float) -> None:
+    before = card.allocated
+    network = Network(4)
+    prefetch = engine(network, layers)
+    assert card.allocated - before == prefetch.staging_bytes
+    with torch.inference_mode(), prefetch.installed():
+        network(x)
+    prefetch.close()
+    assert card.allocated == before
+    assert card.races == []
+
+
+def test_layers_that_stay_where_the_link_is_the_limit(card: Card, x: Tensor) -> None:
+    """In the memory of the ring, which other layers went through in the calls before."""
+    card.set(lazy=True, races=True, h2d=1e8)
+    network = Network(4)
+    expected = Network(4).to(CUDA)(x)
+    prefetch = engine(network, 5)
+    with torch.inference_mode():
+        for _ in range(5):
+            with prefetch.installed():
+                result = network(x)
+            assert torch.equal(result, expected)
+    kept = prefetch.learned.kept
+    assert kept
+    assert all(prefetch.traffic.copies[name] < 5 for name in kept)
+    again = LayerPrefetch(
+        {name: each.layer for name, each in prefetch.streamed.items()}, CUDA, 5 * 4 * LAYER, prefetch.learned
+    )
+    with torch.inference_mode():
+        for _ in range(3):
+            with again.installed():
+                result = network(x)
+            assert torch.equal(result, expected)
+            again.forget()
     assert card.races == []
