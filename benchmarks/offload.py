@@ -1,4 +1,4 @@
-"""Block offload on a virtual clock: which blocks stay, how many slots, and what streaming costs; and a chart.
+"""Block offload on a virtual clock: which layers stay, how large a ring, and what streaming costs; and a chart.
 
 Each section is written to ``offload.md`` as soon as it is done; ``--only`` computes some of them anew.
 """
@@ -22,23 +22,25 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 from headroom.memory.chart import BACKGROUND, FAINT, INK  # noqa: E402
-from headroom.offload.schedule import BlockCost, least_budget, spread_residents  # noqa: E402
-from headroom.offload.virtual_clock import efficiency, simulate, total_seconds  # noqa: E402
+from headroom.offload.schedule import Plan, least_budget, plain_step, spread_residents  # noqa: E402
+from headroom.offload.virtual_clock import LayerCost, efficiency, simulate, total_seconds  # noqa: E402
 
-SLOTS = 2
-TITLES = {"schedule": "Schedule", "cards": "Models on cards"}
+TITLES = {"cards": "Models on cards"}
+# Written by `tests/emulator/offload_grid.py`, which samples; kept here.
+ELSEWHERE = {"emulated": "On an emulated card, beside the host's own streaming"}
 INTRODUCTION = """# Block offload: schedule
 
-**Nothing here was measured on a GPU.** Every number is computed by the virtual clock of `offload/virtual_clock.py`:
-blocks run one after the other, transfers share one link in order, a transfer waits until its staging slot is free, and
-a block waits for its transfer. Latencies, launch overhead, fragmentation and a link shared with other work are left
-out, and so are text encoders, the VAE and activations. The cards' figures below are assumptions, not measurements.
+**Nothing here was measured on a GPU.** The numbers of the models on cards are computed by the virtual clock of
+`offload/virtual_clock.py`: layers run one after the other, transfers share one link in order, a transfer waits until
+its bytes of the ring are free, and a layer waits for its transfer. Latencies, launch overhead, fragmentation and a link
+shared with other work are left out, and so are text encoders, the VAE and activations. The cards' figures below are
+assumptions, not measurements.
 
-Efficiency = ideal time of a step over its time on the clock; ideal = the longer one of all compute and all transfers of
-the same plan. "Synchronous" copies a block, then computes it. "First N" streams the first N blocks and keeps the rest,
-as common block-swap nodes do. "Headroom" spreads the resident blocks between the streamed ones
-(`spread_residents`), without being told the bandwidth where nothing else is said. Staging slots count towards the
-budget."""
+Reached = ideal time of a step over its time on the clock; ideal = the longer one of all compute and all transfers of
+the same plan. "Synchronous" copies a layer, then computes it. "Plain streaming" is the host's own without dynamic VRAM:
+the largest layers stay, the others go through two buffers. "Headroom" spreads the streamed layers between the resident
+ones (`spread_residents`) and is not told how fast card or link are where nothing else is said. The ring and the buffers
+count towards the budget. What layers kept in the ring gain during a run (`keep_in_ring`) is left out here."""
 
 
 # -------------------------------------------------------------------------------------------------------- models
@@ -46,7 +48,7 @@ budget."""
 
 @dataclass(frozen=True)
 class Work:
-    """A block's weights, and the floating point operations of a step, the whole batch included."""
+    """A layer's weights, and the floating point operations of a step, the whole batch included."""
 
     weights: float
     flops: float
@@ -60,22 +62,23 @@ class Work:
 
 @dataclass(frozen=True)
 class Model:
-    """The blocks of a diffusion model in the order in which they run."""
+    """The layers of a diffusion model in the order in which they run, and the number of its blocks."""
 
     name: str
     batch: int
-    blocks: tuple[Work, ...]
+    blocks: int
+    layers: tuple[Work, ...]
 
     @property
     def weights(self) -> float:
-        return sum(block.weights for block in self.blocks)
+        return sum(layer.weights for layer in self.layers)
 
     @property
     def flops_per_sample(self) -> float:
-        return sum(block.flops for block in self.blocks) / self.batch
+        return sum(layer.flops for layer in self.layers) / self.batch
 
-    def costs(self, card: Card, bytes_per_weight: int) -> list[BlockCost]:
-        return [BlockCost(int(block.weights * bytes_per_weight), block.flops / card.flops) for block in self.blocks]
+    def costs(self, card: Card, bytes_per_weight: int) -> list[LayerCost]:
+        return [LayerCost(int(layer.weights * bytes_per_weight), layer.flops / card.flops) for layer in self.layers]
 
 
 def linear(weights: float, tokens: int) -> Work:
@@ -147,26 +150,33 @@ class UNet:
     def pixels(self, level: int) -> int:
         return (self.side >> level) ** 2
 
-    def model(self, name: str, batch: int, *, by_layer: bool = False) -> Model:
-        blocks = [[layer] for block in self.blocks() for layer in block] if by_layer else self.blocks()
-        return Model(name, batch, tuple(sum(block, Work(0, 0)).times(batch) for block in blocks))
+    def model(self, name: str, batch: int) -> Model:
+        blocks = list(self.blocks())
+        layers = tuple(layer.times(batch) for block in blocks for layer in block)
+        return Model(name, batch, len(blocks), layers)
 
 
 def flux() -> Model:
     """1024 px: 4096 tokens of the picture and 512 of text; in a double block each half of them has its own weights."""
-    width, tokens = 3072, 4096 + 512
-    core = attention(tokens, tokens, width)
-    double = Work(340e6, 340e6 * 2 * tokens * 0.5) + core  # 0.5 and 0.8: the rest are modulations, once per picture
-    single = Work(141e6, 141e6 * 2 * tokens * 0.8) + core
-    return Model("Flux, 1024 px", 1, (double,) * 19 + (single,) * 38)
+    width, picture, text = 3072, 4096, 512
+    square, both = width**2, picture + text
+    core = attention(both, both, width)
+    double = [linear(6 * square, 1), linear(6 * square, 1), linear(3 * square, picture), linear(3 * square, text), core]
+    double += [linear(square, picture), linear(4 * square, picture), linear(4 * square, picture)]
+    double += [linear(square, text), linear(4 * square, text), linear(4 * square, text)]
+    single = [linear(3 * square, 1), linear(7 * square, both), core, linear(5 * square, both)]
+    return Model("Flux, 1024 px", 1, 57, (*double * 19, *single * 38))
 
 
 def wan(batch: int) -> Model:
     """14B, 832 x 480, 81 frames: 21 latent frames of 30 x 52 tokens; self-, cross-attention and feed-forward."""
     width, inner, text, tokens = 5120, 13824, 512, 21 * 30 * 52
-    block = linear((4 + 2) * width**2 + 2 * width * inner, tokens) + linear(2 * width**2, text)
-    block += attention(tokens, tokens, width) + attention(tokens, text, width)
-    return Model(f"Wan 14B, 480p, 81 frames, batch {batch}", batch, (block.times(batch),) * 40)
+    square = linear(width**2, tokens)
+    block = [square, square, square, attention(tokens, tokens, width), square]
+    block += [square, linear(width**2, text), linear(width**2, text), attention(tokens, text, width), square]
+    block += [linear(width * inner, tokens), linear(width * inner, tokens)]
+    layers = tuple(layer.times(batch) for layer in block) * 40
+    return Model(f"Wan 14B, 480p, 81 frames, batch {batch}", batch, 40, layers)
 
 
 SD15 = UNet((320, 640, 1280, 1280), (1, 1, 1, 0), 1, 768, 64)
@@ -175,7 +185,6 @@ FLUX = flux()
 MODELS = (
     SD15.model("SD1.5, 512 px, batch 2", 2),
     SDXL.model("SDXL, 1024 px, batch 2", 2),
-    SDXL.model("SDXL by layer", 2, by_layer=True),
     FLUX,
     wan(2),
 )
@@ -207,105 +216,34 @@ STORAGES = {"bf16": 2, "8 bits": 1}
 BUDGETS = (25, 50, 75)  # percent of the weights
 
 
-def first_swapped(costs: Sequence[BlockCost], budget: int, slots: int) -> frozenset[int] | None:
-    """Resident blocks if the first blocks are swapped, as few as the budget allows; None if it allows no plan."""
-    for count in range(len(costs) + 1):
-        largest = max((cost.bytes for cost in costs[:count]), default=0)
-        if sum(cost.bytes for cost in costs[count:]) + slots * largest <= budget:
-            return frozenset(range(count, len(costs)))
-    return None
-
-
-def spread(
-    costs: Sequence[BlockCost], budget: int, slots: int, bandwidth: float | None = None
-) -> frozenset[int] | None:
-    """Resident blocks by the pack's own plan; None if the budget allows none."""
-    if budget < least_budget(costs, slots):
+def synchronous_step(costs: Sequence[LayerCost], budget: int, bandwidth: float) -> float | None:
+    """Of as many resident layers as leave room for the largest."""
+    largest = max(cost.bytes for cost in costs)
+    if budget < largest:
         return None
-    return spread_residents(costs, budget, slots, bandwidth).resident
+    return total_seconds(costs) + max(0, total_bytes(costs) - (budget - largest)) / bandwidth
 
 
-@dataclass(frozen=True)
-class Way:
-    """A way to offload within a budget: who chooses the resident blocks, and the slots."""
-
-    name: str
-    choose: Callable[[Sequence[BlockCost], int, int], frozenset[int] | None]
-    slots: int
-
-    def step(self, costs: Sequence[BlockCost], budget: int, bandwidth: float) -> float | None:
-        """Seconds, or None if the budget allows no plan."""
-        resident = self.choose(costs, budget, self.slots)
-        return None if resident is None else simulate(costs, resident, bandwidth, self.slots).step_seconds
+def plain(costs: Sequence[LayerCost], budget: int, bandwidth: float) -> float | None:
+    step = plain_step(costs, budget, bandwidth)
+    return None if step == float("inf") else step
 
 
-WAYS = (
-    Way("synchronous", spread, 0),
-    Way("first N, 2 slots", first_swapped, SLOTS),
-    Way("Headroom", spread, SLOTS),
-)
+def headroom_step(costs: Sequence[LayerCost], budget: int, bandwidth: float) -> float | None:
+    """By the pack's own plan; None if the budget allows none."""
+    plan = planned(costs, budget)
+    return None if plan is None else simulate(costs, plan.resident, bandwidth, plan.staging).step_seconds
 
 
-# ------------------------------------------------------------------------------------------------------ schedule
-
-EQUAL, SIZE = 24, 1000
-RATIOS, KEPT = (0.5, 1.0, 1.5, 2.0, 4.0), (0, 12, 18)
-EVERY_RATIO = (0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0)
-FINE_RATIOS = tuple(0.25 + 0.05 * step for step in range(76))
+def planned(costs: Sequence[LayerCost], budget: int, bandwidth: float | None = None) -> Plan | None:
+    return None if budget < least_budget(costs) else spread_residents(costs, budget, bandwidth=bandwidth)
 
 
-def schedule_section() -> Section:
-    """Equal blocks, where it is plain to see what the order does."""
-    section = Section()
-    worst = {slots: least_equal(EVERY_RATIO, slots) for slots in (SLOTS, SLOTS + 1)}
-    fine = {slots: least_equal(FINE_RATIOS, slots) for slots in (SLOTS, SLOTS + 1)}
-    ratios = ", ".join(f"{ratio:g}" for ratio in EVERY_RATIO)
-    section.least(f"equal blocks, 2 slots, every budget, ratios {ratios}: efficiency", 98, 100 * worst[2][0], "%")
-    section.least("the same, ratios from 0.25 to 4 in steps of 0.05", 98, 100 * fine[2][0], "%")
-    section.least("the same with 3 slots", 98, 100 * fine[3][0], "%")
-    section.parts.append(ABOUT_SCHEDULE.format(blocks=EQUAL))
-    rows = [(f"{ratio:g}", kept, *equal_row(ratio, kept)) for ratio in RATIOS for kept in KEPT]
-    header = (
-        "transfer / compute",
-        "resident",
-        "synchronous",
-        "spread, 1 slot",
-        "spread, 2",
-        "first N, 2",
-        "first N, 4",
-    )
-    section.table(header, rows)
-    _, ratio, kept = fine[SLOTS]
-    section.parts.append(ABOUT_HARD.format(ratio=ratio, kept=kept, blocks=EQUAL))
-    return section
-
-
-ABOUT_SCHEDULE = """Efficiency in percent, {blocks} equal blocks; transfer / compute of one block. Every column has the
-same resident blocks, slots come on top."""
-ABOUT_HARD = """Two slots are not enough where a few resident blocks stand between many streamed ones and compute just
-balances the link; the worst is {kept} of {blocks} resident at a ratio of {ratio:.2f}. There the link has to wait at
-each resident block for want of a third slot. It is the slots, not the choice: the unit tests try every choice of one to
-three resident blocks of twelve, and none is faster."""
-
-
-def equal_row(ratio: float, kept: int) -> list[str]:
-    costs, bandwidth = [BlockCost(SIZE, 1.0)] * EQUAL, SIZE / ratio
-    spreads = [spread(costs, (kept + slots) * SIZE, slots) for slots in (1, SLOTS)]
-    last = frozenset(range(EQUAL - kept, EQUAL))
-    cases = ((spreads[0], 0), (spreads[0], 1), (spreads[1], SLOTS), (last, SLOTS), (last, 2 * SLOTS))
-    found = []
-    for resident, slots in cases:
-        assert resident is not None
-        assert len(resident) == kept
-        found.append(f"{100 * efficiency(costs, resident, bandwidth, slots):.0f}")
-    return found
-
-
-def least_equal(ratios: Sequence[float], slots: int) -> tuple[float, float, int]:
-    """The least efficiency of equal blocks at any budget, its ratio, and the resident blocks."""
-    costs = [BlockCost(SIZE, 1.0)] * EQUAL
-    plans = [spread_residents(costs, blocks * SIZE, slots).resident for blocks in range(slots, EQUAL)]
-    return min((efficiency(costs, plan, SIZE / ratio, slots), ratio, len(plan)) for plan in plans for ratio in ratios)
+WAYS: dict[str, Callable[[Sequence[LayerCost], int, float], float | None]] = {
+    "synchronous": synchronous_step,
+    "plain streaming": plain,
+    "Headroom": headroom_step,
+}
 
 
 # ------------------------------------------------------------------------------------------------- models on cards
@@ -315,43 +253,39 @@ def cards_section() -> Section:
     """Four models on four cards at budgets of their weights; Flux at every budget."""
     section = Section()
     check_totals(section)
-    lows = mixed_lows()
-    section.least("Flux at 25, 50 and 75 % on every card: efficiency", 95, 100 * quarters(), "%")
-    section.least("Flux at every budget from a quarter on, in steps of 1 %", 95, 100 * min(low[2] for low in lows), "%")
-    section.least("Flux at every budget from the least on, in steps of 1 %", 95, 100 * min(low[1] for low in lows), "%")
+    lows = flux_lows()
+    section.least("Flux at 25, 50 and 75 % on every card: reached", 95, 100 * quarters(), "%")
+    section.least(
+        "Flux at every budget from a quarter on, in steps of 10 %", 95, 100 * min(low[1] for low in lows), "%"
+    )
+    section.most("Flux at every budget from 5 % on: over plain streaming", 1, max(low[2] for low in lows))
     section.parts.append("### What is assumed")
     section.table(
         ("card", "link", "TFLOP/s", "GB/s"),
         [(card.name, card.link, f"{card.flops / 1e12:g}", f"{card.bandwidth / 1e9:g}") for card in CARDS],
     )
-    section.table(("model", "blocks", "weights", "TFLOP per sample"), [totals_row(model) for model in MODELS])
+    section.table(("model", "blocks", "layers", "weights", "TFLOP per sample"), [totals_row(model) for model in MODELS])
     section.parts += ["### Weights that can be streamed for free", ABOUT_FREE]
     section.table(("model", *(card.name for card in CARDS)), [free_row(model) for model in MODELS])
     for model in MODELS:
         section.parts.append(f"### {model.name}")
         section.table(STEP_HEADER, list(step_rows(model)))
-    section.parts += ["### Flux at every budget", ABOUT_MIXED]
-    section.table(MIXED_HEADER, [mixed_row(low) for low in lows])
+    section.parts += ["### Flux at every budget", ABOUT_FLUX]
+    section.table(FLUX_HEADER, [low[0] for low in lows])
     section.parts.append("![Step time of Flux over the budget](offload.png)")
     return section
 
 
 ABOUT_FREE = """The most bytes that a step's compute can hide, over the bytes of all weights: bf16 (8 bits). Compute is
 taken to be the same for both."""
-STEP_HEADER = ("card", "weights", "budget", *(way.name for way in WAYS), "efficiency of Headroom")
-ABOUT_MIXED = """Double blocks take longer to transfer for their compute than single blocks. Least efficiency over all
-budgets in steps of 1 % of the weights, from the least budget on, and which budgets are below 95 %. What a plan with
-most of the blocks streamed can reach is limited: where all is streamed there is nothing to choose."""
-MIXED_HEADER = (
-    "card",
-    "weights",
-    "transfer / compute",
-    "from the least",
-    "from 25 %",
-    "below 95 %",
-    "from 25 %, bandwidth known",
-    "from 25 %, 3 slots",
-)
+STEP_HEADER = ("card", "weights", "budget", *WAYS, "reached by Headroom", "ring")
+ABOUT_FLUX = """The least that is reached, and the most of a step over a step of plain streaming in the same memory and
+over one that is planned with the card known; budgets in steps of 10 % of the weights from 5 % on. The layers of double
+blocks take longer to transfer for their compute than those of single blocks: where nearly all is streamed and compute
+just balances the link, nothing can make up for that, and a plan with less to stream would not be faster."""
+FLUX_HEADER = (
+    "card", "weights", "transfer / compute", "reached, from 25 %", "over plain streaming, from 5 %", "over a known card"
+)  # fmt: skip
 
 
 def check_totals(section: Section) -> None:
@@ -363,7 +297,13 @@ def check_totals(section: Section) -> None:
 
 
 def totals_row(model: Model) -> tuple[object, ...]:
-    return model.name, len(model.blocks), f"{model.weights / 1e9:.2f} G", f"{model.flops_per_sample / 1e12:.4g}"
+    return (
+        model.name,
+        model.blocks,
+        len(model.layers),
+        f"{model.weights / 1e9:.2f} G",
+        f"{model.flops_per_sample / 1e12:.4g}",
+    )
 
 
 def free_row(model: Model) -> tuple[str, ...]:
@@ -384,92 +324,60 @@ def step_rows(model: Model) -> Iterator[tuple[str, ...]]:
             costs = model.costs(card, size)
             for percent in BUDGETS:
                 budget = total_bytes(costs) * percent // 100
-                steps = [way.step(costs, budget, card.bandwidth) for way in WAYS]
+                steps = [way(costs, budget, card.bandwidth) for way in WAYS.values()]
                 cells = [f"{step / total_seconds(costs):.2f}x" if step else "too small" for step in steps]
-                resident = spread(costs, budget, SLOTS)
-                least = f"needs {100 * least_budget(costs, SLOTS) / total_bytes(costs):.0f} %"
-                reached = least if resident is None else reach(costs, resident, card.bandwidth)
-                yield card.name, storage, f"{percent} %", *cells, reached
+                plan = planned(costs, budget)
+                assert plan is not None
+                reached = f"{100 * reach(costs, plan, card.bandwidth):.1f} %"
+                yield card.name, storage, f"{percent} %", *cells, reached, f"{plan.staging >> 20} MB"
 
 
-def reach(costs: Sequence[BlockCost], resident: frozenset[int], bandwidth: float) -> str:
-    return f"{100 * efficiency(costs, resident, bandwidth, SLOTS):.1f} %"
+def reach(costs: Sequence[LayerCost], plan: Plan, bandwidth: float) -> float:
+    return efficiency(costs, plan.resident, bandwidth, plan.staging)
 
 
-def total_bytes(costs: Sequence[BlockCost]) -> int:
+def total_bytes(costs: Sequence[LayerCost]) -> int:
     return sum(cost.bytes for cost in costs)
 
 
 def quarters() -> float:
-    """The least efficiency of Flux at the tables' budgets."""
-    return min(
-        found
-        for card in CARDS
-        for size in STORAGES.values()
-        for found in flux_reach(card, size, SLOTS, BUDGETS).values()
-    )
+    """The least that Flux reaches at the tables' budgets."""
+    found = []
+    for card in CARDS:
+        for size in STORAGES.values():
+            costs = FLUX.costs(card, size)
+            for percent in BUDGETS:
+                plan = planned(costs, total_bytes(costs) * percent // 100)
+                assert plan is not None
+                found.append(reach(costs, plan, card.bandwidth))
+    return min(found)
 
 
-def flux_reach(
-    card: Card, size: int, slots: int, percents: Sequence[int], *, informed: bool = False
-) -> dict[int, float]:
-    """Efficiency of Flux by budget; budgets that are too small are left out."""
-    costs = FLUX.costs(card, size)
-    found = {}
-    for percent in percents:
-        resident = spread(costs, total_bytes(costs) * percent // 100, slots, card.bandwidth if informed else None)
-        if resident is not None:
-            found[percent] = efficiency(costs, resident, card.bandwidth, slots)
-    return found
-
-
-Low = tuple[tuple[str, ...], float, float, str, float, float]
-
-
-def mixed_lows() -> list[Low]:
-    """Per card and storage: names; least of all, least from a quarter on, where below 95 %, and two comparisons."""
-    lows: list[Low] = []
+def flux_lows() -> list[tuple[tuple[str, ...], float, float]]:
+    """Per card and storage: a row, the least reached from a quarter on, and the most over plain streaming."""
+    lows = []
     for card in CARDS:
         for storage, size in STORAGES.items():
             costs = FLUX.costs(card, size)
+            reached, over, known = [], [], []
+            for percent in range(5, 100, 10):
+                budget = total_bytes(costs) * percent // 100
+                plan, informed = planned(costs, budget), planned(costs, budget, card.bandwidth)
+                assert plan is not None
+                assert informed is not None
+                step = simulate(costs, plan.resident, card.bandwidth, plan.staging).step_seconds
+                over.append(step / plain_step(costs, budget, card.bandwidth))
+                known.append(step / simulate(costs, informed.resident, card.bandwidth, informed.staging).step_seconds)
+                reached += [reach(costs, plan, card.bandwidth)] if percent >= 25 else []
             ratio = total_bytes(costs) / card.bandwidth / total_seconds(costs)
-            found = flux_reach(card, size, SLOTS, range(1, 100))
-            larger = range(25, 100)
-            quarter = min(found[percent] for percent in larger)
-            below = [percent for percent, value in found.items() if value < 0.95]
-            known = min(flux_reach(card, size, SLOTS, larger, informed=True).values())
-            third = min(flux_reach(card, size, SLOTS + 1, larger).values())
-            names = card.name, storage, f"{ratio:.2f}"
-            lows.append((names, min(found.values()), quarter, spans(below), known, third))
+            shown = f"{100 * min(reached):.1f} %", f"{max(over):.3f}x", f"{max(known):.3f}x"
+            lows.append(((card.name, storage, f"{ratio:.2f}", *shown), min(reached), max(over)))
     return lows
-
-
-def mixed_row(low: Low) -> tuple[str, ...]:
-    names, least, quarter, below, known, third = low
-    return (
-        *names,
-        *(f"{100 * value:.1f} %" for value in (least, quarter)),
-        below,
-        f"{100 * known:.1f} %",
-        (f"{100 * third:.1f} %"),
-    )
-
-
-def spans(numbers: Sequence[int]) -> str:
-    """Percentages such as "6-14, 47 %"; empty if there are none."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    parts = [f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs]
-    return ", ".join(parts) + " %" if parts else ""
 
 
 # --------------------------------------------------------------------------------------------------------- chart
 
-INKS = {"synchronous": "#8b919c", "first N, 2 slots": "#e6865a", "Headroom": "#5aa9e6"}
+INKS = {"synchronous": "#8b919c", "plain streaming": "#e6865a", "Headroom": "#5aa9e6"}
 FLOOR, FLOOR_INK = "floor: perfect overlap, no staging", "#7bc47f"
 
 
@@ -491,12 +399,12 @@ def draw_chart(folder: Path) -> None:
 def draw_panel(axes: plt.Axes, card: Card) -> None:
     costs = FLUX.costs(card, STORAGES["bf16"])
     resident = total_seconds(costs)
-    percents = [percent / 2 for percent in range(4, 201)]
+    percents = list(range(2, 101, 2))
     budgets = [int(total_bytes(costs) * percent / 100) for percent in percents]
-    for way in WAYS:
-        steps = [way.step(costs, budget, card.bandwidth) for budget in budgets]
+    for name, way in WAYS.items():
+        steps = [way(costs, budget, card.bandwidth) for budget in budgets]
         shown = [(percent, step / resident) for percent, step in zip(percents, steps) if step]
-        axes.plot(*zip(*shown), color=INKS[way.name], linewidth=2, label=way.name)
+        axes.plot(*zip(*shown), color=INKS[name], linewidth=2, label=name)
     floor = [max(1.0, (total_bytes(costs) - budget) / card.bandwidth / resident) for budget in budgets]
     axes.plot(percents, floor, color=FLOOR_INK, linestyle=":", linewidth=2, label=FLOOR)
     axes.set_facecolor(BACKGROUND)
@@ -518,7 +426,7 @@ def cards_with_chart(folder: Path) -> Section:
 
 
 def sections(folder: Path) -> dict[str, Callable[[], Section]]:
-    return {"schedule": schedule_section, "cards": partial(cards_with_chart, folder)}
+    return {"cards": partial(cards_with_chart, folder)}
 
 
 def main() -> None:
@@ -531,7 +439,7 @@ def main() -> None:
         parser.error(f"unknown section: {', '.join(unknown)}")
     folder = ROOT / "output" / "bench" if options.quick else Path(__file__).resolve().parent
     folder.mkdir(parents=True, exist_ok=True)
-    report = Report(folder / "offload.md", INTRODUCTION, TITLES)
+    report = Report(folder / "offload.md", INTRODUCTION, TITLES | ELSEWHERE)
     for name in names:
         report.measure(name, sections(folder)[name], 1)
 

@@ -13,8 +13,8 @@ from ..host.offload import DEFAULT_AHEAD, GRANULARITIES, apply_offload
 class HeadroomOffload(io.ComfyNode):
     """Sets how much VRAM this model's weights may take; the rest is streamed from RAM at every step.
 
-    ComfyUI's own loader keeps the budget. Where it does not prefetch (NVIDIA and AMD without dynamic VRAM), whole
-    blocks are copied while earlier ones compute, and what stays is spread evenly between them."""
+    ComfyUI's own loader keeps the budget. Where it does not prefetch (NVIDIA and AMD without dynamic VRAM), layers are
+    copied while earlier ones compute, and what stays is spread evenly between them."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -41,8 +41,8 @@ class HeadroomOffload(io.ComfyNode):
                     "granularity",
                     options=list(GRANULARITIES),
                     default="auto",
-                    tooltip="leaf: ComfyUI streams layer by layer. block: whole blocks are copied ahead of their use."
-                    " auto: block where that helps and fits.",
+                    tooltip="leaf: ComfyUI's own streaming, layer by layer. block: layers are copied ahead of their"
+                    " use, up to some blocks ahead. auto: block where that helps and fits.",
                 ),
                 io.Int.Input(
                     "prefetch",
@@ -51,8 +51,8 @@ class HeadroomOffload(io.ComfyNode):
                     max=8,
                     optional=True,
                     advanced=True,
-                    tooltip="Blocks that are staged at a time. Two hide the copies as well as more; 0: the host's own"
-                    " streaming.",
+                    tooltip="How many blocks' weights may be staged at most; less is where less hides the copies as"
+                    " well. 0: the host's own streaming.",
                 ),
             ],
             outputs=[
