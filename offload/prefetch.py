@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from .schedule import keep_in_ring
 from .staging import Staged, Staging, flat_bytes, is_pinned
 from .stopwatch import Stopwatch
+from .virtual_clock import Stage
 
 
 @dataclass
@@ -110,6 +111,7 @@ class LayerPrefetch:
         self._offsets: dict[str, int] = {}
         self._running: set[str] = set()
         self._stopwatch: Stopwatch | None = None
+        self._least: dict[str, float] = {}  # seconds, as measured
         self._keep([name for name in self.learned.kept if name in self.streamed])
         self._order = tuple(name for name in self.learned.order if name in self.streamed)
         self._next = 0  # of the order
@@ -280,11 +282,17 @@ class LayerPrefetch:
         if measured is None:
             return
         names = [name for name, _, _ in self._stopwatch.layers]
-        kept = tuple(names[i] for i in sorted(keep_in_ring(measured[0], self._staging.bytes, measured[1])))
+        stages = [self._at_best(name, stage) for name, stage in zip(names, measured[0])]
+        kept = tuple(names[i] for i in sorted(keep_in_ring(stages, self._staging.bytes, measured[1])))
         if len(set(names)) == len(names) and kept != self.learned.kept:
             self.forget()
             self.learned.kept = kept
             self._keep(kept)
+
+    def _at_best(self, name: str, stage: Stage) -> Stage:
+        """With the least time of all calls: more is no compute, but a wait for something else."""
+        least = self._least[name] = min(stage.compute, self._least.get(name, stage.compute))
+        return replace(stage, compute=least)
 
     def _keep(self, names: Sequence[str]) -> None:
         """Sets these layers' bytes aside, at the end of the ring's memory."""
