@@ -5,10 +5,12 @@ The model and the VAE are held weakly: a log must not keep what the host has dro
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 from typing import Any
 
+from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
 from ..memory.prediction import Prediction, fake_mode, fake_tree
@@ -47,18 +49,27 @@ def sampling_question(
 
 
 def coding_question(vae: Any, x: Tensor, encodes: bool) -> Predict:
-    """Predicts an encode or decode by a VAE's settings."""
+    """Predicts an encode or decode by a VAE's settings.
+
+    A node that makes a low-memory VAE for its own use lets it go with its work; what it was made of is the loader's.
+    """
     with fake_mode():
         faked = fake_tree(x)
-    held = weakref.ref(vae)
+    bare, patches = copy.copy(vae), dict(vae.patcher.object_patches)
+    devices = vae.patcher.load_device, vae.patcher.offload_device
+    bare.first_stage_model = bare.patcher = None
+    held = weakref.ref(vae.first_stage_model)
 
     def predict() -> Prediction | None:
         from .estimate import coding_stage, own_card
         from .predicted_vae import Coding
 
-        found = held()
-        if found is None:
+        model = held()
+        if model is None:
             return None
+        found = copy.copy(bare)
+        found.first_stage_model, found.patcher = model, ModelPatcher(model, *devices)
+        found.patcher.object_patches.update(patches)
         stage = coding_stage(Coding(found, faked, encodes, follow=True), own_card(found.device))
         return None if stage.doubt else stage.prediction
 

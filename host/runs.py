@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
 
-from ..memory import PeakMeter, Row, RunLog
-from ..memory.accelerator import allocated_bytes, counts_peaks, peak_bytes
+from ..memory import Allocated, PeakMeter, Row, RunLog
+from ..memory.accelerator import counts_peaks
 from ..memory.prediction import LiveBytes
 from .compat import executing_node
 
@@ -29,7 +29,7 @@ class Following:
     def __init__(self, row: Row, device: torch.device) -> None:
         self._row, self._device = row, device
         self._tracker = LiveBytes("cpu") if device.type == "cpu" else None
-        self._before: int | None = None
+        self._allocated: Allocated | None = None
         self._stack = ExitStack()
 
     def begin(self, weights: nn.Module, given: Iterable[object] = (), held: Iterable[object] = ()) -> None:
@@ -44,8 +44,18 @@ class Following:
             self._tracker.leave_out([*weights.parameters(), *weights.buffers(), *tree_leaves(given)])
             self._tracker.add(tree_leaves(held))
             self._stack.enter_context(self._tracker)
-        elif counts_peaks(self._device):
-            self._before = allocated_bytes(self._device)
+        elif counts_peaks(self._device) and self._row.meter is not None:
+            self._weights = weights
+            self._allocated = Allocated(self._device, self._row.meter.lap)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Within it the host brings weights, and takes others away: that is not the work's."""
+        if self._allocated is None:
+            yield
+            return
+        with self._allocated.aside():
+            yield
 
     def __enter__(self) -> Following:
         return self
@@ -54,15 +64,16 @@ class Following:
         self._stack.close()
         if self._tracker is not None:
             self._row.live = self._tracker.live_peak
-        elif self._before is not None:
-            self._row.live = max(0, (peak_bytes(self._device) or 0) - self._before)
+        elif self._allocated is not None:
+            self._row.live = self._allocated.peak
+            self._row.streams = any(one.device.type != self._device.type for one in self._weights.parameters())
 
 
 @contextmanager
 def measured(work: str, device: torch.device) -> Iterator[Row]:
     """Measures a stretch of the executing node's work into the run log: seconds, peak memory, outcome."""
     row = LOG.start(*executing_node(), work)
-    meter = PeakMeter(device)
+    meter = row.meter = PeakMeter(device)
     start = time.perf_counter()
     row.outcome = "failed"
     try:
@@ -74,4 +85,4 @@ def measured(work: str, device: torch.device) -> Iterator[Row]:
         raise
     finally:
         row.seconds = time.perf_counter() - start
-        row.peak = meter.peak
+        row.peak, row.meter = meter.peak, None

@@ -1,5 +1,6 @@
 """What ran and what it took: the run log, measured peaks, the report as text and as a chart."""
 
+from .allocated import Allocated
 from .bars import Bar, draw_bars
 from .chart import draw_report
 from .mapped import file_backed_bytes
@@ -11,6 +12,7 @@ from .runlog import AttentionCounts, Row, RunLog
 
 __all__ = [
     "USUAL_LIMIT",
+    "Allocated",
     "AttentionCounts",
     "Bar",
     "MemoryBar",

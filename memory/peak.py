@@ -44,7 +44,7 @@ class Peak:
 
 
 class PeakMeter:
-    """Context manager; :attr:`peak` is set on leaving it.
+    """Context manager; :attr:`peak` is set on leaving it, and covers all laps.
 
     Where a device's allocator keeps its peak, torch's statistics of it are reset and read. Elsewhere a thread samples
     every 10 ms, so a peak shorter than that can be missed: what is allocated on the device, where it says that much;
@@ -54,6 +54,13 @@ class PeakMeter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.peak: Peak | None = None
+        self._highest = 0  # of earlier laps
+
+    def lap(self) -> None:
+        """Has the allocator's own peaks begin anew, for whoever wants those of the stretch that comes."""
+        if counts_peaks(self.device):
+            self._highest = max(self._highest, peak_bytes(self.device) or 0)
+            reset_peak(self.device)
 
     def __enter__(self) -> PeakMeter:
         self._sampler: _Sampler | None = None
@@ -72,7 +79,7 @@ class PeakMeter:
         if self._sampler is not None:
             self.peak = Peak(self._before, self._sampler.stop(), _sampled(self.device))
             return
-        highest = peak_bytes(self.device) or 0
+        highest = max(self._highest, peak_bytes(self.device) or 0)
         history = allocator_history(self._statistics, allocator_statistics(self.device))
         self.peak = Peak(self._before, highest, f"{ALLOCATED} on {device_name(self.device)}", history)
 

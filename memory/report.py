@@ -97,6 +97,8 @@ def _work_lines(row: Row) -> Iterable[str]:
     if row.live is None:
         return
     measured = f"beyond the weights {format_bytes(row.live)}"
+    if row.streams:
+        measured = f"beyond the weights that stay {format_bytes(row.live)}, copies of the others included"
     if row.predicted is None:
         yield measured
         return
@@ -104,6 +106,9 @@ def _work_lines(row: Row) -> Iterable[str]:
     predicted = row.predicted.activations if _by_allocator(row) else row.predicted.live
     if row.predicted.bound:
         yield f"{measured} · planned {format_bytes(predicted)} at most"
+        return
+    if row.streams:
+        yield f"{measured} · predicted {format_bytes(predicted)} without the copies"
         return
     off = f", {predicted / row.live - 1:+.1%}" if row.live else ""
     yield f"{measured} · predicted {format_bytes(predicted)}{off}"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from .peak import Peak
+from .peak import Peak, PeakMeter
 
 if TYPE_CHECKING:
     from .prediction import Prediction
@@ -63,6 +63,8 @@ class Row:
         notices: what did not go as asked, and what to do about it.
         signature: of the node and all before it, once a report has seen the row.
         outcome: "running", "done", "interrupted" or "failed".
+        meter: of :attr:`peak`, while the work runs.
+        streams: some weights are copied to the device when they are due; :attr:`live` counts those copies.
     """
 
     work: str
@@ -76,6 +78,8 @@ class Row:
     live: int | None = None
     predict: Callable[[], Prediction | None] | None = None
     predicted: Prediction | None = None
+    meter: PeakMeter | None = field(default=None, repr=False, compare=False)
+    streams: bool = False
 
     def ask(self) -> None:
         """Has the work predicted, once."""
