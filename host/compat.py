@@ -128,6 +128,25 @@ def unload_with_clones(model: ModelPatcher) -> None:
     comfy.model_management.free_memory(1e30, model.load_device, others)
 
 
+def drop_cast_buffers() -> bool:
+    """Has the host give up the memory by which it streams weights, as large as the largest it ever did: without dynamic
+    VRAM it keeps that from one prompt to the next. Whether there was any; older hosts have none."""
+    if not getattr(comfy.model_management, "STREAM_CAST_BUFFERS", None):
+        return False
+    comfy.model_management.reset_cast_buffers()
+    return True
+
+
+def has_own_kernels() -> bool:
+    """Whether comfy-kitchen's operators are kernels for this machine's card. Before CUDA 13, and on other makers'
+    cards, the host has them be made of torch's operators; older hosts have no such library."""
+    kitchen = sys.modules.get("comfy_kitchen")
+    if kitchen is None:
+        return True
+    backends = kitchen.list_backends()
+    return any(found["available"] and not found["disabled"] for name, found in backends.items() if name != "eager")
+
+
 def shown_when_reused() -> dict[str, Any]:
     """Schema options of a node with a report on its face that is no output node: the host sends the report again
     when it reuses the node's result. Older hosts (0.18.2) cannot: there a page opened since does not show it."""

@@ -18,6 +18,7 @@ from ..memory.accelerator import device_name
 from ..memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Prediction, Stage, named_card
 from .budget import budget_of, least_weights
 from .calibrated import workspaces_for
+from .compat import has_own_kernels
 from .conditions import usual_conditioning
 from .device import GB, memory_budget
 from .override import overrides_of
@@ -86,8 +87,9 @@ def chosen_card(gpu: str, vram_gb: float, device: torch.device) -> Card:
     total = int(vram_gb * GB) if vram_gb else found
     # The compute capability says which of CUDA's kernels there are; other makers' generations are counted otherwise.
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    plain = device.type == "cuda" and not has_own_kernels()
     threads = torch.get_num_threads()
-    return Card(device_name(device), device, total, capability, reserved, threads, found)
+    return Card(device_name(device), device, total, capability, reserved, threads, found, plain=plain)
 
 
 def own_card(device: torch.device) -> Card:

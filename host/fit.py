@@ -10,7 +10,6 @@ from comfy.model_patcher import ModelPatcher
 
 from ..memory import format_bytes
 from ..memory.prediction import (
-    DOCUMENTED,
     QUALITIES,
     CannotPredict,
     Card,
@@ -25,6 +24,7 @@ from ..memory.prediction import (
 from .answers import answering
 from .attention import apply_attention
 from .budget import budget_of, usual_staging
+from .calibrated import workspaces_for
 from .casting import ATTACHMENT as CAST
 from .casting import CastSettings, cast_model
 from .device import GB
@@ -216,25 +216,27 @@ def _vae_plans(question: Question, card: Card, allowed: int, most: Loss, notes: 
         notes.append("the VAE stays as it is")
         yield VAEPlan(coding_stage(Coding(vae, latent), card), None, Loss.EXACT)
         return
-    budget = VAESettings(vram_budget_gb=max(1, allowed - DOCUMENTED.constant(card)) / GB)
+    constant = workspaces_for(card).constant(card)
+    budget = VAESettings(vram_budget_gb=max(1, allowed - constant) / GB)
     if fits_in_one_piece(planned_vae(vae, budget), latent):
-        whole = _vae_plan(vae, budget, latent, card, Loss.EXACT)
+        whole = _vae_plan(vae, budget, latent, card, Loss.EXACT, constant)
         yield whole
         if whole.fits(allowed):
             return
     for changes, loss in METHODS:
         if loss > most:
             return
-        plan = _vae_plan(vae, replace(budget, **changes), latent, card, loss)
+        plan = _vae_plan(vae, replace(budget, **changes), latent, card, loss, constant)
         yield plan
         if plan.fits(allowed):
             return
 
 
-def _vae_plan(vae: Any, settings: VAESettings, latent: Any, card: Card, loss: Loss) -> VAEPlan:
+def _vae_plan(vae: Any, settings: VAESettings, latent: Any, card: Card, loss: Loss, constant: int) -> VAEPlan:
     try:
         return VAEPlan(coding_stage(Coding(planned_vae(vae, settings), latent), card), settings, loss)
     except BudgetTooSmall as error:
-        return VAEPlan(None, settings, loss, f"exact strips need {format_bytes(error.least)} at least")
+        least = error.least + constant  # what libraries keep is not in a VAE's budget
+        return VAEPlan(None, settings, loss, f"exact strips need {format_bytes(least)} at least")
     except (ValueError, CannotPredict) as error:
         return VAEPlan(None, settings, loss, str(error))

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 
 SECONDS = 60.0
 PRODUCT_SIDE = 1024
+SEVERAL = 8  # measured convolutions tell of the others
 # (a convolution, a device) -> bytes that its kernel holds while it runs.
 Meter = Callable[[Convolution, torch.device], int]
 
@@ -68,8 +69,15 @@ class Calibration:
     left: tuple[str, ...] = ()
     failed: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether not one of several convolutions held anything: then this card's library has no such kernels."""
+        return len(self.convolutions) >= SEVERAL and not any(self.convolutions.values())
+
     def workspaces(self, otherwise: Workspaces = DOCUMENTED) -> Workspaces:
-        """For predictions; what was not measured is as in ``otherwise``."""
+        """For predictions; what was not measured is as in ``otherwise``, or nothing if all else was."""
+        if self.holds_nothing:
+            otherwise = replace(otherwise, convolution=0.0, pointwise_convolution=0.0)
         product = otherwise.product if self.product is None else self.product
         return replace(otherwise, measured={**otherwise.measured, **self.convolutions}, product=product)
 

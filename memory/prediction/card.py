@@ -28,6 +28,8 @@ class Card:
         reserved: bytes that the driver and the host keep for themselves.
         threads: of a CPU; its attention kernels have a buffer each.
         found: bytes that the host finds, where ``total`` is less by the user's wish; 0: the total.
+        plain: operators that a library has made of Python functions have no kernels of their own here, and run as the
+            operators that they are made of.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Card:
     reserved: int = 0
     threads: int = 1
     found: int = 0
+    plain: bool = False
 
     @property
     def seen(self) -> int:
@@ -58,6 +61,11 @@ class Card:
         """Whether CUDA's kernels and libraries run on it (or ROCm's, by the same name): what they hold inside is
         documented for them alone."""
         return self.device.type == "cuda"
+
+    @property
+    def opens(self) -> bool:
+        """Whether such operators are to be followed inside."""
+        return self.plain or self.device.type == "cpu"
 
     @property
     def granularity(self) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
+IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
 Hidden = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
 
 
@@ -40,14 +41,19 @@ class LiveBytes(TorchDispatchMode):
         modules: paths of the modules that are running; whoever runs them keeps it.
     """
 
-    def __init__(self, device_type: str, granularity: int = 1, hidden: Hidden | None = None) -> None:
+    def __init__(
+        self, device_type: str, granularity: int = 1, hidden: Hidden | None = None, opens: bool | None = None
+    ) -> None:
         """
         Args:
             device_type: whose storages count.
             granularity: bytes a storage is rounded up to.
             hidden: bytes that a kernel holds only while it runs: (operator, args, kwargs, result) -> bytes.
+            opens: operators that a library has made of Python functions are followed inside; None: on a CPU, where
+                they are made of torch's.
         """
         super().__init__()
+        self._opens = device_type == "cpu" if opens is None else opens
         self.device_type, self.granularity, self.hidden = device_type, granularity, hidden
         self.live = self.peak = self.live_peak = 0
         self.peak_operator = self.peak_module = ""
@@ -92,7 +98,7 @@ class LiveBytes(TorchDispatchMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that is not made of others, unless it is a Python function whose own operators are seen."""
-        function = _python_function(func) if self.device_type == "cpu" else None
+        function = _python_function(func) if self._opens else None
         if function is None:
             return func(*args, **kwargs)
         with self:
@@ -104,7 +110,7 @@ class LiveBytes(TorchDispatchMode):
         kwargs = kwargs or {}
         if _is_made_of_others(func, self._key):
             with self:
-                result = func.decompose(*args, **kwargs)
+                result = _by_its_formula(func, args, kwargs)
             if result is not NotImplemented:
                 return result
         result = self.run(func, args, kwargs)
@@ -159,6 +165,18 @@ def dispatch_key(device_type: str) -> str:
     """torch's key of the kernels for a type of device; backends from outside of torch, as "npu", share one."""
     renamed = torch._C._get_privateuse1_backend_name()
     return "PrivateUse1" if device_type == renamed else device_type.upper()
+
+
+def _by_its_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The operators that it is made of where no mode looks on: torch has other formulas for compilers, and keeps from
+    writing into what a mode sees."""
+    if func is torch.ops.aten.linear.default and not kwargs and len(args) == 3 and args[2] is not None:
+        x, weight, bias = args
+        if x.ndim > 3 or (x.ndim == 3 and not x.is_contiguous()):
+            return torch.matmul(x, weight.t()).add_(bias)
+    if IMPLICIT in func.py_kernels and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), IMPLICIT):
+        return func._op_dk(IMPLICIT, *args, **kwargs)
+    return func.decompose(*args, **kwargs)
 
 
 @cache

@@ -98,7 +98,7 @@ def predict(
         CannotPredict: an operator whose result or shape depends on data, or code that fails without them.
     """
     start = time.perf_counter()
-    tracker = _WithoutData(card.device.type, card.granularity, workspaces.hidden(card))
+    tracker = _WithoutData(card.device.type, card.granularity, workspaces.hidden(card), card.opens)
     repeats = repeats or Repeats()
     repeats.tracker = tracker
     fused = FusedAttention(card, repeats.kernels)
