@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,15 +16,29 @@ from torch import Tensor
 from ..memory import Row
 from ..memory.report import format_bytes
 from ..vae.exact import CannotRecord, DoesNotFit, ExactRun, FollowedRun, PlannedRun, Report, Schedule, StoreOverflow
-from .compat import is_out_of_memory
+from .compat import drop_cast_buffers, is_out_of_memory
 from .vae_attention import attend
 
 log = logging.getLogger(__name__)
 Run = TypeVar("Run", bound=ExactRun)
 
+HALVINGS = 3  # each may cost a run that fails near its end
+
 
 class NotExact(Exception):
     """The exact method cannot be had; the message says why."""
+
+
+class NoRoom(Exception):
+    """Memory ran out with the schedule that needs least.
+
+    Attributes:
+        least: bytes that it needs, weights not counted.
+    """
+
+    def __init__(self, least: float) -> None:
+        super().__init__("out of memory with the lowest strips")
+        self.least = least
 
 
 @dataclass
@@ -36,6 +51,7 @@ class ExactPass:
         store: dtype of stored maps, None = their own.
         rows: rows of the output in a strip, 0 = by the budget.
         row: of the run log.
+        load: has the host bring the weights, and free this many bytes beside them.
         plans: what was planned for a shape, so that an equal slice need not be planned again.
         report: of the last slice that ran.
         planned: peak of the last schedule, whether or not memory sufficed.
@@ -46,6 +62,7 @@ class ExactPass:
     store: torch.dtype | None
     rows: int
     row: Row
+    load: Callable[[float], None]
     plans: dict[Any, Any] = field(default_factory=dict)
     report: Report | None = None
     planned: float = float("inf")
@@ -58,13 +75,13 @@ class ExactPass:
             on_strip: see :class:`ExactRun`.
 
         Raises:
-            NotExact: strips cannot follow this module, or memory ran out on the last rung.
+            NotExact: strips cannot follow this module.
             DoesNotFit: the budget is too small, known before any work.
+            NoRoom: memory ran out on the last rung.
         """
-        budgets = self._rungs()
-        budget, offload = next(budgets)
+        rungs = _Rungs(self.budget)
         while True:
-            run: ExactRun = self._prepared(budget, offload, on_strip)
+            run: ExactRun = self._prepared(rungs.budget, on_strip)
             try:
                 out = call(run)
                 break
@@ -72,31 +89,37 @@ class ExactPass:
                 self.store = None
                 self._notice(f"{error}: stored in full precision instead")
                 continue
-            except DoesNotFit:
-                if budget == self.budget:
+            except DoesNotFit as error:
+                if not rungs.failures:
                     raise
+                least = error.least
             except CannotRecord as error:
                 raise NotExact(str(error)) from error
-            except model_management.InterruptProcessingException:
-                raise
-            except Exception as error:  # the module's own errors come again from the fallback, which runs it plainly
+            except Exception as error:  # anything but a failure to allocate goes on
                 if not is_out_of_memory(error):
-                    log.debug("Headroom: the exact method stopped", exc_info=True)
-                    raise NotExact(f"{type(error).__name__}: {error}") from error
+                    raise
+                least = None
             # Outside the handlers: the exception held every tensor of the failed run.
             run.close()
-            self.rows = 0  # the height that was asked for gives way
-            model_management.soft_empty_cache()
-            rung = next(budgets, None)
-            if rung is None:
-                raise NotExact("out of memory with the lowest strips")
-            budget, offload = rung
-            self._notice(
-                "out of memory: tried again "
-                + ("with stored maps in host memory" if offload else f"within {format_bytes(int(budget))}")
-            )
+            del run
+            give_back()
+            if least is not None:
+                rungs.rise_to(least)
+            else:
+                self._climb_down(rungs)
         self.report = run.report
         return out
+
+    def _climb_down(self, rungs: _Rungs) -> None:
+        """After a failure to allocate. Raises :class:`NoRoom` where no rung is left."""
+        if rungs.failures == 0 and free_others(self.vae.patcher):
+            rungs.failures = 1
+            self._notice("out of memory: tried again without the other models on the device")
+            return
+        self.rows = 0  # the height that was asked for gives way
+        if not rungs.lower(self.planned):
+            raise NoRoom(self.planned)
+        self._notice("out of memory: tried again with lower strips")
 
     def plan(self, call: Callable[[ExactRun], Tensor]) -> int:
         """Bytes of a slice at its peak, as planned: for a VAE without data, nothing is computed.
@@ -116,7 +139,7 @@ class ExactPass:
         return self._without_data(call, FollowedRun).left
 
     def _without_data(self, call: Callable[[ExactRun], Tensor], kind: type[Run]) -> Run:
-        run: Run = self._prepared(self.budget, False, lambda done, out: None, kind)
+        run: Run = self._prepared(self.budget, lambda done, out: None, kind)
         try:
             call(run)
         except CannotRecord as error:
@@ -125,20 +148,9 @@ class ExactPass:
             run.close()
         return run
 
-    def _rungs(self) -> Iterator[tuple[float, bool]]:
-        """Budgets to try one after the other, and whether stored maps lie in host memory."""
-        yield self.budget, False
-        budget = self.budget
-        for _ in range(3):
-            budget = min(budget, self.planned) / 2
-            yield budget, False
-        if self.vae.device.type != "cpu":
-            yield self.budget, True
-
     def _prepared(
         self,
         budget: float,
-        offload: bool,
         on_strip: Callable[[float, Tensor | None], None],
         kind: type[Run] = ExactRun,  # type: ignore[assignment]
     ) -> Run:
@@ -152,14 +164,13 @@ class ExactPass:
             on_plan=self._ask_host,
             attend=attend,
             owned=list(self.vae.first_stage_model.parameters()),
-            offload=offload,
             plans=self.plans,
         )
 
     def _ask_host(self, schedule: Schedule) -> None:
         """The host frees what the strips need; the weights are there already."""
         self.planned = schedule.peak
-        model_management.load_models_gpu([self.vae.patcher], memory_required=schedule.peak, force_full_load=True)
+        self.load(schedule.peak)
 
     def _notice(self, text: str) -> None:
         self.row.notices.append(text)
@@ -182,3 +193,52 @@ class ExactPass:
         if report.materialised:
             named = ", ".join(f"{name} x{count}" for name, count in sorted(Counter(report.materialised).items()))
             yield f"whole maps, beyond the plan, for: {named}"
+
+
+@dataclass
+class _Rungs:
+    """Budgets, one after the other, while memory runs out: halves, then the least that a schedule can do with. What
+    the planner gives up to keep to one, it gives up in its own order: the height of strips, stored maps, and last the
+    device as the place of stored maps.
+
+    Attributes:
+        budget: bytes to plan with.
+        failures: to allocate, so far.
+        at_least: whether the budget is the least already.
+    """
+
+    budget: float
+    failures: int = 0
+    at_least: bool = False
+
+    def lower(self, planned: float) -> bool:
+        """Halves what did not suffice; False where there is nothing below it."""
+        self.failures += 1
+        if self.at_least:
+            return False
+        # What is found below the least rises to it before anything is computed.
+        self.budget = min(self.budget, planned) / 2 if self.failures <= HALVINGS else 0.0
+        return True
+
+    def rise_to(self, least: float) -> None:
+        """The budget is below what any schedule needs."""
+        self.budget, self.at_least = least, True
+
+
+def free_others(patcher: Any) -> bool:
+    """Has the host take every other model off a device, and what it keeps for streaming. Whether there was any."""
+    device, loaded = patcher.load_device, model_management.current_loaded_models
+    own = [entry for entry in loaded if entry.model is not None and entry.model.model is patcher.model]
+    others = [entry for entry in loaded if entry.device == device and not any(entry is one for one in own)]
+    dropped = drop_cast_buffers()
+    if device.type == "cpu" or not (others or dropped):
+        return False
+    model_management.free_memory(1e30, device, own)
+    give_back()
+    return True
+
+
+def give_back() -> None:
+    """After a failure: what only its own circles hold goes at once, and not when Python next looks for them."""
+    gc.collect()
+    model_management.soft_empty_cache()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -23,7 +24,7 @@ from .device import GB, memory_budget
 from .preview import PassPreview
 from .row_predictions import coding_question
 from .runs import Following, measured
-from .vae_exact import ExactPass, NotExact
+from .vae_exact import ExactPass, NoRoom, NotExact, free_others, give_back
 
 if TYPE_CHECKING:
     from .vae import VAESettings
@@ -56,6 +57,7 @@ class VAEPass:
         # The host writes an int for images and (frames of n cells, rows, columns) for video.
         self.spatial = int(ratio[-1]) if isinstance(ratio, (tuple, list)) else int(ratio)
         self.estimate = estimate
+        self.following: Following | None = None
 
     # What a direction defines.
     def prepare(self, x: Tensor) -> Tensor:
@@ -83,6 +85,7 @@ class VAEPass:
         device = self.vae.device
         with measured(self.direction.value, device) as row, Following(row, device) as following, device_context(device):
             row.predict = coding_question(self.vae, asked, encodes=self.direction is Direction.ENCODE)
+            self.following = following
             following.begin(self.vae.first_stage_model, given=[asked])
             out = self.by_method(x, row)
             for notice in row.notices:
@@ -92,19 +95,8 @@ class VAEPass:
     def by_method(self, x: Tensor, row: Row) -> Tensor:
         """In one piece where that is asked for and fits, else in strips, else in tiles; says which and why."""
         method = self.settings.method
-        if method == "auto":
-            whole = self.plan_whole(x)
-            if whole.fits:
-                try:
-                    out = self.blended(x, whole)
-                    self.describe(row, whole)
-                    return out
-                except Exception as error:  # anything but a failure to allocate goes on
-                    if not is_out_of_memory(error):
-                        raise
-                # Outside the handler: the exception held every tensor of the failed run.
-                model_management.soft_empty_cache()
-                self.notice(row, "out of memory in one piece: tried in strips")
+        if method == "auto" and (out := self.in_one_piece(x, row)) is not None:
+            return out
         if method != "feathered":
             try:
                 return self.in_strips(x, row)
@@ -112,7 +104,42 @@ class VAEPass:
                 self.notice(row, f"feathered (approximate), because exact strips are not possible: {error}")
             except DoesNotFit as error:
                 self.may_feather(x, row, error)
+            except NoRoom as error:
+                self.may_feather_without_room(x, row, error)
         return self.in_tiles(x, row)
+
+    def in_one_piece(self, x: Tensor, row: Row) -> Tensor | None:
+        """None where it does not fit, by the host's estimate or in fact."""
+        whole = self.plan_whole(x)
+        alone = False
+        while whole.fits:
+            try:
+                out = self.blended(x, whole)
+                self.describe(row, whole)
+                return out
+            except Exception as error:  # anything but a failure to allocate goes on
+                if not is_out_of_memory(error):
+                    raise
+            # Outside the handler: the exception held every tensor of the failed run.
+            give_back()
+            if alone or not free_others(self.vae.patcher):
+                self.notice(row, "out of memory in one piece: tried in strips")
+                break
+            alone = True
+            self.notice(row, "out of memory in one piece: tried again without the other models on the device")
+        return None
+
+    def load(self, needed: float, whole: bool = True) -> None:
+        """Has the host bring the weights, and free ``needed`` bytes beside them; no part of the work."""
+        with self.following.loading() if self.following is not None else nullcontext():
+            try:
+                model_management.load_models_gpu([self.vae.patcher], memory_required=needed, force_full_load=whole)
+                return
+            except Exception as error:  # anything but a failure to allocate goes on
+                if not is_out_of_memory(error):
+                    raise
+            free_others(self.vae.patcher)
+            model_management.load_models_gpu([self.vae.patcher], memory_required=needed, force_full_load=whole)
 
     def notice(self, row: Row, text: str) -> None:
         row.notices.append(text)
@@ -130,7 +157,7 @@ class VAEPass:
     def in_strips(self, x: Tensor, row: Row) -> Tensor:
         """Each slice of the batch by the exact engine."""
         vae, settings = self.vae, self.settings
-        model_management.load_models_gpu([vae.patcher], memory_required=0, force_full_load=True)
+        self.load(0)
         step = self.slice_step(x)
         slices = math.ceil(x.shape[0] / step)
         exact = self.exact_pass(x, row)
@@ -158,7 +185,7 @@ class VAEPass:
         """What the slices of a batch share, with what their results leave of the budget."""
         vae = self.vae
         store = torch.float16 if self.settings.store == "float16" and vae.vae_dtype.itemsize > 2 else None
-        return ExactPass(vae, self.work_budget() - self.gathered_bytes(x), store, self.strip_rows(), row)
+        return ExactPass(vae, self.work_budget() - self.gathered_bytes(x), store, self.strip_rows(), row, self.load)
 
     def gathered_bytes(self, x: Tensor) -> int:
         """Results of all slices gather where the output goes; a single slice's is counted by the engine."""
@@ -206,10 +233,30 @@ class VAEPass:
                 return
             least = min(least, plan.bytes + self.weights())
         advice = "" if self.settings.store == "float16" else ", or set store to float16"
+        needed = f"the {_gb(least, up=True)} that {sizes} needs at least (weights {_gb(self.weights())} included)"
+        if not self.settings.vram_budget_gb:
+            raise BudgetTooSmall(
+                least,
+                f"{self.vae.device} has {_gb(max(0, budget))} beside what ComfyUI reserves, less than {needed}; lower"
+                f" the size of the picture{advice}",
+            )
         raise BudgetTooSmall(
             least,
-            f"vram_budget_gb: {_gb(budget)} is less than the {_gb(least, up=True)} that {sizes} needs at least (weights"
-            f" {_gb(self.weights())} included); raise vram_budget_gb{advice}, or lower the size of the picture",
+            f"vram_budget_gb: {_gb(budget)} is less than {needed}; raise vram_budget_gb{advice}, or lower the size of"
+            " the picture",
+        )
+
+    def may_feather_without_room(self, x: Tensor, row: Row, error: NoRoom) -> None:
+        """Raises the host's own kind of out-of-memory error, with the least, unless the method is auto."""
+        least = _gb(error.least + self.weights(), up=True)
+        sizes = " x ".join(str(size) for size in self.picture_size(x))
+        needed = f"exact strips of {sizes} need {least} at least (weights {_gb(self.weights())} included)"
+        if self.settings.method == "auto":
+            self.notice(row, f"feathered (approximate), because memory ran out: {needed}")
+            return
+        raise model_management.OOM_EXCEPTION(
+            f"method: {needed}, and {self.vae.device} had less to give: end what else uses it, lower the size of the"
+            " picture, or set method to auto, which may go on in feathered tiles"
         )
 
     def picture_size(self, x: Tensor) -> tuple[int, ...]:
@@ -231,7 +278,7 @@ class VAEPass:
                     raise
             # Retried outside the handler: the exception held every tensor of the failed tile.
             least_tiles = plan.tiles + 1
-            model_management.soft_empty_cache()
+            give_back()
             self.notice(row, f"out of memory with {plan.tiles} tiles: tried smaller ones")
         self.describe(row, plan)
         return out
@@ -298,9 +345,7 @@ class VAEPass:
 
     def blended(self, x: Tensor, plan: TilePlan) -> Tensor:
         """All slices of the batch, one after the other; asks the host for the memory of one tile."""
-        model_management.load_models_gpu(
-            [self.vae.patcher], memory_required=plan.bytes, force_full_load=getattr(self.vae, "disable_offload", False)
-        )
+        self.load(plan.bytes, whole=getattr(self.vae, "disable_offload", False))
         step = self.slice_step(x)
         preview = PassPreview(self.vae, plan.tiles * math.ceil(x.shape[0] / step), self.direction)
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from headroom.host.runs import LOG
 from headroom.host.vae import VAESettings, low_memory_vae
+from headroom.host.vae_pass import BudgetTooSmall
 from headroom.memory import Row
 from headroom.vae.exact import ExactRun
 
@@ -435,7 +436,7 @@ class TestOutOfMemory:
         assert failures == [1]
         assert psnr(result, expected) >= NEAR_ENOUGH
         (notice,) = last_row().notices
-        assert "out of memory: tried again within" in notice
+        assert "out of memory: tried again with lower strips" in notice
         lower = re.search(r"planned peak (\d+) MB", last_lines())
         assert int(lower[1]) < int(peak[1])
 
@@ -448,28 +449,56 @@ class TestOutOfMemory:
         assert psnr(result, expected) >= NEAR_ENOUGH
         assert "exact: " in last_lines()
 
-    def test_and_then_in_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        x = AUTOENCODERS["sd"].latent(24, 12)
-        expected = AUTOENCODERS["sd"].load().decode(x)
-        attempts = []
-        recorded = ExactRun.run
+    def out_of_memory(self, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+        """Strips never have enough; the planned peaks of those that were tried."""
+        attempts: list[float] = []
+        computed = ExactRun._run
 
-        def out_of_memory(self: ExactRun, *args: Any, **kwargs: Any) -> Tensor:
-            if not attempts:  # once when all is done, then before anything is
-                recorded(self, *args, **kwargs)
-            attempts.append(self.budget)
+        def fail(self: ExactRun, schedule: Any, *args: Any) -> None:
+            attempts.append(schedule.peak)
+            if len(attempts) == 1:  # once when all is done, then before anything is
+                computed(self, schedule, *args)
             raise OUT_OF_MEMORY("out of memory, on purpose")
 
-        monkeypatch.setattr(ExactRun, "run", out_of_memory)
-        result = exact("sd", tile_size=64, overlap=32).decode(x)
-        assert 1 <= len(attempts) <= 4
+        monkeypatch.setattr(ExactRun, "_run", fail)
+        return attempts
+
+    def least(self, x: Tensor) -> int:
+        """Bytes of the schedule that needs least."""
+        with pytest.raises(BudgetTooSmall) as refusal:
+            exact("sd", tile_size=0, vram_budget_gb=1e-6).decode(x)
+        return int(refusal.value.least) - int(AUTOENCODERS["sd"].load().patcher.model_size())
+
+    def test_down_to_the_least_and_then_an_error_that_names_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        x = AUTOENCODERS["sd"].latent(24, 12)
+        least = self.least(x)
+        attempts = self.out_of_memory(monkeypatch)
+        with pytest.raises(model_management.OOM_EXCEPTION, match=r"strips of 96 x 192 need 0\.\d+ GB at least"):
+            exact("sd").decode(x)
         assert attempts == sorted(attempts, reverse=True)
+        assert attempts[-1] == least
+        assert len(attempts) <= 6
+        assert all("tried again with lower strips" in notice for notice in last_row().notices)
+
+    def test_and_then_in_tiles_where_they_may_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        x = AUTOENCODERS["sd"].latent(24, 12)
+        vae = AUTOENCODERS["sd"].load()
+        expected = vae.decode(x)
+        too_little = vae.patcher.model_size() + 0.9 * vae.memory_used_decode(x.shape, vae.vae_dtype)  # for one piece
+        self.out_of_memory(monkeypatch)
+        settings = VAESettings(tile_size=64, overlap=32, vram_budget_gb=too_little / 2**30)
+        result = low_memory_vae(vae, settings).decode(x)
         assert 15 < psnr(result, expected) < NEAR_ENOUGH
         assert "feathered (approximate): 10 tiles of 64 x 64 px" in "".join(last_row().lines)
-        *retries, last = last_row().notices
-        assert len(retries) == 3
-        assert all("out of memory: tried again within" in notice for notice in retries)
-        assert "feathered (approximate), because exact strips are not possible: out of memory" in last
+        assert "feathered (approximate), because memory ran out: exact strips of" in last_row().notices[-1]
+
+    def test_an_error_in_the_program_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: Any) -> None:
+            raise ZeroDivisionError("a mistake")
+
+        monkeypatch.setattr(ExactRun, "_run", broken)
+        with pytest.raises(ZeroDivisionError, match="a mistake"):
+            exact("sd").decode(AUTOENCODERS["sd"].latent(24, 12))
 
     def test_of_auto_in_one_piece(self, monkeypatch: pytest.MonkeyPatch) -> None:
         vae, x = AUTOENCODERS["sd"].load(), input_of("sd", "decode")
