@@ -7,6 +7,8 @@ from contextlib import contextmanager
 
 import torch
 
+from .accelerator import allocator_statistics
+
 
 class Allocated:
     """Bytes at most beyond a base, from its making on.
@@ -19,7 +21,7 @@ class Allocated:
     def __init__(self, device: torch.device, lap: Callable[[], None]) -> None:
         """
         Args:
-            device: a CUDA device.
+            device: whose allocator keeps its peaks.
             lap: has torch's peaks begin anew, and keeps those so far for whoever else measures.
         """
         self._device, self._lap = device, lap
@@ -44,6 +46,6 @@ class Allocated:
             self._base += self._bytes("current") - before
 
     def _bytes(self, which: str) -> int:
-        statistics = torch.cuda.memory_stats(self._device)
+        statistics = allocator_statistics(self._device)
         asked = statistics.get(f"requested_bytes.all.{which}", 0)
         return int(asked or statistics.get(f"allocated_bytes.all.{which}", 0))
