@@ -12,7 +12,7 @@ import torch
 
 from ...host.budget import Budget, budget_of, least_weights
 from ...host.device import GB
-from ...host.offload import DEFAULT_SLOTS, apply_offload, cannot_prefetch
+from ...host.offload import DEFAULT_AHEAD, apply_offload, cannot_prefetch
 from ...host.transfer import bandwidth
 from .bench import Bench, said_bytes
 from .rows import Check, Found, Outcome, held
@@ -27,17 +27,17 @@ SLACK = 1.01  # blocks of the allocator
 
 @dataclass
 class Streaming:
-    """The model resident, streamed by the host, and streamed by blocks, within one budget."""
+    """The model resident, streamed by the host, and streamed ahead, within one budget."""
 
     bench: Bench
 
     @cached_property
     def least(self) -> int:
-        return least_weights(self.bench.model, DEFAULT_SLOTS if self.refusal is None else 0)
+        return least_weights(self.bench.model, DEFAULT_AHEAD if self.refusal is None else 0)
 
     @cached_property
     def refusal(self) -> str | None:
-        """Why no blocks are prefetched here."""
+        """Why nothing is prefetched here."""
         return cannot_prefetch(self.bench.model)
 
     @cached_property

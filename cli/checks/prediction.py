@@ -7,7 +7,7 @@ from functools import partial
 
 from ...host.attention import apply_attention
 from ...host.vae import VAESettings, low_memory_vae
-from ...memory.prediction.forecast import SPREAD_CPU, SPREAD_CUDA
+from ...memory.prediction.forecast import SPREAD_CPU, SPREAD_GPU
 from .bench import Bench, said_bytes
 from .rows import Check, Found, Outcome, held
 from .vae import Coding
@@ -51,7 +51,7 @@ def _beside(bench: Bench) -> Found:
     # An allocator counts what kernels hold inside as well; on a CPU tensors are followed one by one.
     low, high = predicted.live, predicted.activations if bench.counts_bytes else predicted.live
     numbers = {"measured": measured, "predicted": high, "predicted_tensors": low, "bound": predicted.bound}
-    share = SPREAD_CUDA if bench.counts_bytes else SPREAD_CPU
+    share = SPREAD_GPU if bench.counts_bytes else SPREAD_CPU
     if predicted.bound:
         text = f"{said_bytes(measured)} beyond the weights, planned {said_bytes(high)} at most"
         return held(measured <= high + LITTLE), text, numbers

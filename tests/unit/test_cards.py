@@ -24,7 +24,7 @@ def test_names(text: str, title: str, vram_gb: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "8GB-", "0", "rtx", "many-3060", "8GB-5090", "0GB-3060"])
 def test_what_is_no_card(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is not a card: choose rtx3060, .* or as 8GB-rtx3060"):
+    with pytest.raises(argparse.ArgumentTypeError, match=r"is not a card: choose rtx3060, .* or as 8GB-rtx3060"):
         cards.parse(text)
 
 
