@@ -39,6 +39,7 @@ MB = 2**20
 NIGHTLY = bool(os.environ.get("HEADROOM_NIGHTLY"))
 GRAPHS = {path.stem: path for path in sorted((Path(__file__).parents[2] / "workflows" / "api").glob("*.json"))}
 SHARES = (1.0, 0.6, 0.4)
+LEAST = 96 * MB  # below it torch's allocator, which takes 20 MB at a time, decides what fits
 SLICE = {"qwen_image_text_to_image": (0.6,), "sd3_text_to_image": (0.4,)}
 SINGLE = ("--fp32-unet", "--fp32-vae", "--fp32-text-enc")
 NO_CARD = {name: "" for name in ("EMU_DEVICE", "LD_PRELOAD", "PYTHONPATH")}
@@ -183,14 +184,15 @@ def check_promises(prompt: str) -> None:
 def test_a_graph(executor: execution.PromptExecutor, on_cpu: Any, card: Any, name: str, share: float) -> None:
     workflow, expected = small(name), on_cpu(name)
     taken = run(executor, card, stock_twin(workflow), f"{name} stock").peak
-    card.set(lazy=True, races=True, vram_mb=share * taken / MB)
+    most = max(share * taken, LEAST)
+    card.set(lazy=True, races=True, vram_mb=most / MB)
     prompt = f"{name} {share}"
     ran = run(executor, card, workflow, prompt)
     stats = card.stats
     print(name, share, f"stock {taken / MB:.0f} MB, here {ran.peak / MB:.0f} MB\n{ran.report}")
     assert card.races == []
     assert stats["launches"] == 0, "kernels that only a GPU has"
-    assert ran.peak <= share * taken
+    assert ran.peak <= most
     assert card.allocated == 0
     check_promises(prompt)
     assert ran.made.keys() == expected.keys()

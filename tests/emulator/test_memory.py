@@ -51,6 +51,17 @@ def test_what_a_kernel_takes_for_itself_is_counted(card: Card) -> None:
     assert card.peak - before > result.nbytes
 
 
+def test_attention_takes_its_result_alone_and_joins_heads_without_a_copy(card: Card) -> None:
+    query = torch.ones(1, 4, 64, 32, device="cuda")
+    before = card.allocated
+    card.reset()
+    with torch.inference_mode():
+        attended = functional.scaled_dot_product_attention(query, query, query)
+        joined = attended.transpose(1, 2).reshape(1, 64, 128)
+    assert card.peak - before <= rounded(attended.nbytes) + 2 * GRAIN  # sums that only a backward reads
+    assert joined.data_ptr() == attended.data_ptr()
+
+
 def test_scratch_of_the_cpus_convolutions_is_not(card: Card) -> None:
     map_, weight = on_card(1, 8, 64, 64), on_card(8, 8, 3, 3)
     before = card.allocated

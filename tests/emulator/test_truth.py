@@ -14,6 +14,7 @@ import pytest
 import torch
 from comfy.cli_args import args as host_arguments
 
+import nodes
 from headroom.host import calibrated
 from headroom.host.attention import apply_attention
 from headroom.host.casting import CastSettings, cast_model
@@ -98,6 +99,7 @@ CHANGES = {
     "host": attention("host"), "sliced": attention("sliced"), "online": attention("online"),
     "math": attention("sdpa_math"), "fp8": cast("float8_e4m3fn_scaled"),
 }  # fmt: skip
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 SAMPLINGS = [
     *((name, "fp32", node) for name in ("sd15", "sd3", "wan21", "ltxv") for node in ("host", "sliced", "online")),
     *((name, "fp32", "fp8") for name in ("sd3", "ltxv", "wan21")),
@@ -127,7 +129,11 @@ class TestPredictions:
     def test_of_sampling(self, card: Any, monkeypatch: pytest.MonkeyPatch, name: str, dtype: str, node: str) -> None:
         monkeypatch.setattr(host_arguments, f"{dtype}_unet", True)
         family = FAMILIES[name]
-        model = CHANGES[node](family.load())  # held: a report asks it
+        loaded = family.load()  # the same at every call
+        if dtype != "fp32":
+            (loaded,) = nodes.UNETLoader().load_unet(f"{family.file}.safetensors", "default")
+        model = CHANGES[node](loaded)  # held: a report asks it
+        assert model.model.get_dtype() == DTYPES[dtype]
         sample(model, family, latent=family.latent(192, 128))
         check(last_row())
 

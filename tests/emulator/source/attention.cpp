@@ -33,6 +33,8 @@ class Arguments {
     auto it = values_.find("scale");
     return it != values_.end() && it->second.isDouble() ? std::optional<double>(it->second.toDouble()) : std::nullopt;
   }
+  bool has(const char* name) { return values_.count(name) != 0; }
+  bool flag(const char* name) { return values_.at(name).toBool(); }
   double dropout() { return values_.at("dropout_p").toDouble(); }
   bool causal() { return values_.at("is_causal").toBool(); }
 
@@ -51,7 +53,11 @@ std::vector<Tensor> forward(Arguments& a) {
   }
   auto result =
       at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, a.dropout(), a.causal(), mask, a.scale());
-  return {std::get<0>(result), std::get<1>(result)};
+  // The memory-efficient kernel keeps the sums of exponentials only for a backward.
+  bool keeps_sums = !a.has("compute_log_sumexp") || a.flag("compute_log_sumexp");
+  Tensor sums = keeps_sums ? std::get<1>(result)
+                           : at::empty({query.size(0), query.size(1), 0}, query.options().dtype(at::kFloat));
+  return {std::get<0>(result), sums};
 }
 
 std::vector<Tensor> backward(Arguments& a) {

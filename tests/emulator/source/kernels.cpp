@@ -96,6 +96,12 @@ IValue translated(Call& call, const IValue& value, bool writes, std::vector<at::
   return value;
 }
 
+// CUDA's fused kernels write (B, N, H, D) and give a view of it, so that joining the heads copies nothing.
+void lay_out_as_cuda(Stack* stack) {
+  IValue& attended = (*stack)[stack->size() - 2];
+  attended = attended.toTensor().transpose(1, 2).contiguous().transpose(1, 2);
+}
+
 void translate_results(Call& call, Stack* stack, std::size_t count, std::vector<at::Tensor>& outputs) {
   auto keep = [&](const at::Tensor& tensor) {
     if (tensor.defined() && tensor.device().type() == type) outputs.push_back(tensor);
@@ -175,6 +181,7 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
     if (!traits.own_scratch) counted.emplace();
     at::AutoDispatchBelowADInplaceOrView below;
     if (!shapes_alone() || !run_shapes_only(traits, stack, count)) op.callBoxed(stack);
+    if (traits.product == Product::attention && type == c10::DeviceType::CUDA) lay_out_as_cuda(stack);
   }
   call.settle();
   OnDevice counted;

@@ -36,9 +36,10 @@ Traits read(const c10::FunctionSchema& schema) {
   traits.takes_cpu_tensors = starts(name, "aten::index") || starts(name, "aten::_unsafe_index") ||
                              name == "aten::_index_put_impl_" || name == "aten::copy_" || name == "aten::_copy_from";
   static const bool count_scratch = card::variable("EMU_SCRATCH", 0) != 0;
-  // im2col, reordered weights and the like say nothing of a card. What cuDNN takes is a rule of the pack's prediction.
+  // im2col, reordered weights, a norm put together of several operators: they say nothing of a card, which has one kernel. What cuDNN takes is a rule of the pack's prediction.
   traits.own_scratch = !count_scratch && (starts(name, "aten::convolution") || name == "aten::_convolution" ||
-                                          starts(name, "aten::_scaled_dot_product_flash_attention_for_cpu"));
+                                          starts(name, "aten::_scaled_dot_product_flash_attention_for_cpu") ||
+                                          name == "aten::_fused_rms_norm");
   traits.product = product_of(name);
   return traits;
 }
