@@ -27,7 +27,7 @@ PHASES = (0.5, 0.1, 0.9)  # of a layer: how much is owed at the start
 RATIOS = (1.0, 1.3, 0.75, 2.5, 0.4, 6.0)
 STEPS = 3  # on the virtual clock for every plan compared
 MOST_STAGES = 250_000  # on the virtual clock: bounds the time
-PARTS = 24  # of a ring: how finely it is divided between what stays and what passes
+PARTS = 16  # of a ring: how finely it is divided between what stays and what passes
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it lie evenly between whole numbers, however many there are
 GOOD_ENOUGH = 1.002  # of what no plan surpasses: then nothing is left to improve
 UNITS = 512  # bytes: rings are multiples of it
@@ -233,13 +233,16 @@ def keep_in_ring(stages: Sequence[Stage], ring: int, bandwidth: float) -> frozen
     """
     chosen: frozenset[int] = frozenset()
     least = _step(stages, ring, bandwidth)
+    compute, moved = sum(stage.compute + stage.after for stage in stages), sum(stage.bytes for stage in stages)
     for part, largest_first in product(range(1, PARTS), (True, False)):
         kept = _kept(stages, ring * part // PARTS, largest_first)
-        rest = _merged(stages, kept)
-        room = ring - sum(stages[i].bytes for i in kept)
-        if not kept or max((stage.bytes for stage in rest), default=ring) > room:
+        saved = sum(stages[i].bytes for i in kept)
+        if not kept or max(compute, (moved - saved) / bandwidth) >= least / GOOD_ENOUGH:
             continue
-        step = _step(rest, room, bandwidth)
+        rest = _merged(stages, kept)
+        if max((stage.bytes for stage in rest), default=ring) > ring - saved:
+            continue
+        step = _step(rest, ring - saved, bandwidth)
         if step < least / GOOD_ENOUGH:
             chosen, least = kept, step
     return chosen

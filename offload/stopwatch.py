@@ -40,6 +40,12 @@ class Stopwatch:
         if not isinstance(end, torch.Event) or not self.layers:
             return None
         end.synchronize()
+        try:
+            return self._stages(sizes, end)
+        except (RuntimeError, NotImplementedError):  # a device whose events tell no time
+            return None
+
+    def _stages(self, sizes: dict[str, int], end: Moment) -> tuple[list[Stage], float] | None:
         turns = [turn for _, turn, _ in self.layers[1:]]
         lead = _seconds(self._start, self.layers[0][1])
         gaps = [_seconds(ready, turn) for (_, _, ready), turn in zip(self.layers, [*turns, end])]
