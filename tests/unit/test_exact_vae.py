@@ -17,8 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headroom.benchmarks._harness import peak_bytes
 from headroom.vae.exact import CannotRecord, DoesNotFit, ExactRun, StoreOverflow
 from headroom.vae.exact.moments import Moments
-from headroom.vae.exact.schedule import Planner
-from headroom.vae.exact.stores import Pages
+from headroom.vae.exact.kernels import Kernels
+from headroom.vae.exact.pages import Pages
+from headroom.vae.exact.search import Search
 
 HEIGHTS = [1, 2, 3, 5, 999]
 
@@ -750,8 +751,8 @@ class TestMemory:
 
     def test_pages_that_no_map_needs_are_not_held(self) -> None:
         """Else a later pass had less than the planner counts on. Page-locked ones are kept, being slow to get."""
-        for on_host, kept in ((False, 1), (True, 4)):
-            pages = Pages(4096, torch.device("cpu"), on_host)
+        for outside, kept in ((False, 1), (True, 4)):
+            pages = Pages(4096, Kernels(torch.device("cpu")), outside)
             for page in [pages.take(4096) for _ in range(4)]:
                 pages.give(page)
             assert len(pages.free) == kept
@@ -777,7 +778,7 @@ class TestStatistics:
             start += height
         variance, average = torch.var_mean(x.double().reshape(2, 4, -1), -1, correction=0)
         assert torch.allclose(moments.mean, average, rtol=1e-6, atol=1e-6 * spread)
-        assert torch.allclose(moments.squares / moments.count, variance, rtol=1e-3, atol=0.0)
+        assert torch.allclose(moments.variance, variance, rtol=1e-3, atol=0.0)
 
     def test_of_means_that_differ_from_strip_to_strip(self) -> None:
         x = noise(1, 4, 40, 16) + torch.linspace(-50, 50, 40).reshape(1, 1, 40, 1)
@@ -785,7 +786,7 @@ class TestStatistics:
         for start in range(0, 40, 4):
             moments.add(x[:, :, start : start + 4])
         variance, average = torch.var_mean(x.double().reshape(1, 2, -1), -1, correction=0)
-        assert torch.allclose(moments.squares / moments.count, variance, rtol=1e-6)
+        assert torch.allclose(moments.variance, variance, rtol=1e-6)
         assert torch.allclose(moments.mean, average, atol=1e-5)
 
     @pytest.mark.parametrize("value", [0.0, 1.0, -1234.5])
@@ -901,9 +902,9 @@ class TestRun:
         first, again = ExactRun(budget, plans=plans), ExactRun(budget, plans=plans)
         result = first.run(module, x)
         searched: list[float] = []
-        search = Planner.fastest_within
+        search = Search.run
         monkeypatch.setattr(
-            Planner, "fastest_within", lambda *args, **kwargs: (searched.append(1), search(*args, **kwargs))[1]
+            Search, "run", lambda *args, **kwargs: (searched.append(1), search(*args, **kwargs))[1]
         )
         assert torch.equal(again.run(module, x), result)
         assert not searched

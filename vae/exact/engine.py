@@ -10,19 +10,27 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .graph import Leaf, Node
+from .device import Figures
+from .graph import Leaf, Node, ancestors
 from .heap import give_back_free_pages
+from .kernels import Kernels
 from .moments import Moments
 from .ops import Held
+from .pages import Pages
+from .parking import Parking
 from .passes import Analysis, Need, Pass
 from .record import Recorded, Recorder
 from .rules import apply
-from .schedule import Choice, PlannedBefore, Planner, Schedule, flops_of, kept_dtype
-from .stores import Pages, RowStore
-from .stream import Stream
+from .schedule import PlannedBefore, Planner, Schedule, flops_of, make_store
+from .search import Search
+from .stores import RowStore
+from .stream import Stream, Taker
 from .value import CannotRecord
+from .windows import Windows
 
-Taker = Callable[[int, Tensor], None]
+# A result that goes elsewhere gathers on the device first, if that takes no more than this share of the largest map: a
+# copy of each strip would have the host wait.
+GATHERED = 1 / 16
 STRIPS_BETWEEN_TRIMS = 8  # of the C library's heap: less often it grows further, more often it takes time
 
 
@@ -85,6 +93,7 @@ class ExactRun:
         owned: weights that stay where they are during the run; others, on a GPU, are copied when they are recorded.
         offload: keep stored maps in host memory whatever the budget.
         plans: what earlier runs decided; used again where module, shape and dtype make the same computation.
+        figures: of the device, for the plan; None = the documented ones of its kind.
     """
 
     def __init__(
@@ -101,11 +110,13 @@ class ExactRun:
         owned: Iterable[Tensor] = (),
         offload: bool = False,
         plans: dict[Hashable, PlannedBefore] | None = None,
+        figures: Figures | None = None,
     ) -> None:
         self.budget, self.store, self.rows, self.offload = budget, store, rows, offload
         self.out_device, self.out_dtype = out_device, out_dtype
         self.on_strip, self.on_plan = on_strip, on_plan
         self.plans = {} if plans is None else plans
+        self.figures = figures
         self.statistics: dict[tuple[Node, int], Moments] = {}
         self.gathered: set[Node] = set()
         self.report = Report()
@@ -134,9 +145,16 @@ class ExactRun:
         self.recorder.live.clear()
         del result
         # Zeros and not empty: the picture so far is shown while it is made.
-        out = torch.zeros(node.shape, dtype=self.out_dtype or node.dtype, device=self.out_device or node.device)
+        dtype, device = self.out_dtype or node.dtype, self.out_device or node.device
+        out = torch.zeros(node.shape, dtype=dtype, device=node.device if self._gathers(node, device) else device)
         self._execute([(node, out)], allocated=True)
-        return out
+        return out.to(device)
+
+    @staticmethod
+    def _gathers(node: Node, device: torch.device) -> bool:
+        """Whether a result that goes elsewhere is small enough to gather where it is computed."""
+        largest = max(other.bytes for other in ancestors([node]))
+        return device.type != node.device.type != "cpu" and node.bytes <= GATHERED * largest
 
     def close(self) -> None:
         """Lets go of everything, after a failure."""
@@ -163,39 +181,36 @@ class ExactRun:
         known = [Need(node, f"moments:{groups}") for node, groups in self.statistics]
         analysis = Analysis(list(outputs), later, known)
         on_device = [out for out in outputs.values() if out.device.type == device.type] if allocated else []
-        planner = Planner(analysis, device, sum(out.numel() * out.element_size() for out in on_device))
+        output_bytes = sum(out.numel() * out.element_size() for out in on_device)
+        planner = Planner(analysis, device, output_bytes, self.figures)
         schedule = self._schedule(planner)
         self.report.schedules.append(schedule)
         self.on_plan(schedule)
         self._run(schedule, pairs, device)
 
     def _schedule(self, planner: Planner) -> Schedule:
+        search = Search(planner, self.budget, self.store, self.rows)
         if self.offload:
-            low = planner.default // 4
-            return planner.schedule(Choice(low, on_host=True, store=self.store, rows=self.rows))
+            return search.outside()
         key = (planner.signature(), self.budget, self.store, self.rows)
         if key in self.plans:
             return planner.again(self.plans[key])
-        schedule, fits = planner.fastest_within(self.budget, self.store, self.rows)
+        schedule, fits = search.run()
         if not fits:
             raise DoesNotFit(schedule.peak)
         self.plans[key] = planner.remember(schedule.choice)
         return schedule
 
     def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device) -> None:
-        pages = Pages(schedule.page_bytes, device, schedule.choice.on_host)
+        passes = PassRunner(self, schedule, pairs, device)
         done = 0.0
-        # Counted now: what is computed becomes leaves as the passes run.
-        for one, windows, flops in zip(schedule.passes, schedule.windows, [flops_of(one) for one in schedule.passes]):
-            before_strip = self._progress(one, flops / windows.count, done, schedule, pairs)
-            takers, leaves, moments = self._takers(one, schedule.choice, pages, pairs)
-            Stream(windows, takers, self.statistics).run(before_strip)
-            self.statistics |= moments
-            for node, leaf in leaves.items():
-                node.become(leaf)
-            for node in one.last_reads:
-                self._free(node)
-            done += flops
+        try:
+            # Counted now: what is computed becomes leaves as the passes run.
+            for one, windows, flops in zip(schedule.passes, schedule.windows, [flops_of(one) for one in schedule.passes]):
+                passes.run(one, windows, self._progress(one, flops / windows.count, done, schedule, pairs))
+                done += flops
+        finally:
+            passes.close()
 
     def _progress(
         self, one: Pass, of_strip: float, done: float, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]]
@@ -203,7 +218,7 @@ class ExactRun:
         out = pairs[0][1] if one is schedule.passes[-1] else None
 
         def before_strip(number: int) -> None:
-            if pairs[0][1].device.type == "cpu" and number % STRIPS_BETWEEN_TRIMS == 0:
+            if pairs[0][0].device.type == "cpu" and number % STRIPS_BETWEEN_TRIMS == 0:
                 give_back_free_pages()
             self.on_strip((done + of_strip * number) / max(1.0, schedule.flops), out)
 
@@ -215,9 +230,47 @@ class ExactRun:
         elif node in self.gathered:
             node.op = Held(torch.empty(0), 0)
 
-    def _takers(
-        self, one: Pass, choice: Choice, pages: Pages, pairs: Sequence[tuple[Node, Tensor]]
-    ) -> tuple[dict[Node, list[Taker]], dict[Node, Leaf], dict[tuple[Node, int], Moments]]:
+
+class PassRunner:
+    """Runs the passes of a schedule: what they store, and what takes it.
+
+    Args:
+        run: keeps statistics and gathered maps for later schedules.
+        pairs: outputs, and where they go.
+    """
+
+    def __init__(
+        self, run: ExactRun, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device
+    ) -> None:
+        self.owner, self.pairs, self.choice = run, pairs, schedule.choice
+        self.kernels = Kernels(device)
+        self.parking = Parking(device)
+        page_bytes = schedule.page_bytes
+        self.pages = Pages(page_bytes, self.kernels, self.choice.outside) if page_bytes else None
+
+    def run(self, one: Pass, windows: Windows, before_strip: Callable[[int], None]) -> None:
+        """One pass; its targets become leaves."""
+        takers, leaves, moments = self.takers(one)
+        reads = {node: node.op for node in one.read}
+        Stream(windows, reads, takers, self.owner.statistics, self.kernels).run(before_strip)
+        self.finish(one, leaves, moments)
+
+    def finish(self, one: Pass, leaves: dict[Node, Leaf], moments: dict[tuple[Node, int], Moments]) -> None:
+        """What the pass made takes the place of what it read."""
+        for leaf in (*(node.op for node in one.read), *leaves.values()):
+            if isinstance(leaf, RowStore):
+                leaf.rest()
+        self.owner.statistics |= moments
+        for node, leaf in leaves.items():
+            node.become(leaf)
+        for node in one.last_reads:
+            self.owner._free(node)
+
+    def close(self) -> None:
+        """Ends what is on its way, also after a failure."""
+        self.parking.close()
+
+    def takers(self, one: Pass) -> tuple[dict[Node, list[Taker]], dict[Node, Leaf], dict[tuple[Node, int], Moments]]:
         """What takes the rows of each target, the leaves that it fills, and the statistics."""
         takers: dict[Node, list[Taker]] = {}
         leaves: dict[Node, Leaf] = {}
@@ -225,15 +278,15 @@ class ExactRun:
         for node, purpose in one.targets:
             of_node = takers.setdefault(node, [])
             if purpose == "stored":
-                leaves[node] = store = RowStore(node, pages, kept_dtype(node, choice))
+                leaves[node] = store = make_store(node, self.choice, self.kernels, self.pages, self.parking)
                 of_node.append(store.append)
             elif purpose == "whole":
                 whole = torch.empty(node.shape, dtype=node.dtype, device=node.device)
                 leaves[node] = Held(whole, node.rows.dim, node.rows.unit)
-                self.gathered.add(node)
+                self.owner.gathered.add(node)
                 of_node.append(_into(whole, node))
             elif purpose == "output":
-                of_node += [_into(out, node) for other, out in pairs if other is node]
+                of_node += [_into(out, node) for other, out in self.pairs if other is node]
             else:
                 groups = int(purpose.partition(":")[2])
                 moments[node, groups] = gathered = Moments(groups)
@@ -242,11 +295,11 @@ class ExactRun:
 
 
 def _into(out: Tensor, node: Node) -> Taker:
-    def take(first: int, rows: Tensor) -> None:
+    def take(first: int, rows: Tensor, own: bool) -> None:
         node.cut(out, first, rows.shape[node.rows.dim] // node.rows.unit).copy_(rows)
 
     return take
 
 
 def _moments(moments: Moments) -> Taker:
-    return lambda first, rows: moments.add(rows)
+    return lambda first, rows, own: moments.add(rows)

@@ -54,8 +54,16 @@ class Op:
         """For the whole map."""
         return float(math.prod(node.shape))
 
+    def launches(self, node: Node) -> int:
+        """Kernels for some rows."""
+        return 1
+
+    def temporaries(self, node: Node, start: int, stop: int) -> int:
+        """Bytes of the tensors that :meth:`run` makes for rows [start, stop) and lets go, beyond slabs and result."""
+        return 0
+
     def scratch(self, node: Node, rows: int) -> int:
-        """Bytes the kernel itself allocates for so many rows, beyond slabs and result."""
+        """Bytes that kernels may take for so many rows, beyond all tensors."""
         return 0
 
     def kept_bytes(self) -> int:
@@ -73,16 +81,12 @@ class Leaf(Op):
         """Rows [start, stop); may share memory."""
         raise NotImplementedError
 
-    def write_to(self, out: Tensor, start: int, stop: int) -> None:
-        """Copies rows [start, stop) into a slab."""
-        out.copy_(self.read(start, stop))
-
-    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, Tensor]]:
+    def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, Any]]:
         """The same rows as they lie, in one or more pieces: (first row, end, slab)."""
         yield start, stop, self.read(start, stop)
 
-    def free_below(self, row: int) -> None:
-        """Rows before ``row`` will not be read again."""
+    def done_below(self, row: int, for_good: bool) -> None:
+        """Rows before ``row`` will not be read again in this pass, or never."""
 
     def flops(self, node: Node) -> float:
         return 0.0

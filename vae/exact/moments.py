@@ -1,64 +1,107 @@
-"""Group statistics of a whole map, gathered strip by strip."""
+"""Group statistics of a whole map, gathered strip by strip and merged in one go."""
 
 from __future__ import annotations
+
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
 from .ops import GroupNorm
 
-FUSED = ("cpu", "cuda")
-
 
 class Moments:
     """Mean and variance per image and group of channels, merged over strips in float64.
 
+    Strips leave theirs on the device; nothing is merged, and nothing waited for, before the first norm asks.
+
     Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
-    (1979), eq. 2.1.
+    (1979), eq. 2.1, for any number of parts.
     """
 
     def __init__(self, groups: int) -> None:
         self.groups = groups
-        self.count = 0
-        self.mean = self.squares = torch.zeros(())
+        self.counts: list[int] = []
+        self.parts: list[Tensor] = []  # variance and mean of each strip by turns, (B, groups) each
+        self._merged: tuple[Tensor, Tensor] | None = None
 
     def add(self, slab: Tensor) -> None:
         """Takes a (B, C, ...) slab into account."""
-        mean, variance = _of(slab, self.groups)
-        count = slab[0].numel() // self.groups
-        if self.count == 0:
-            self.count, self.mean, self.squares = count, mean, variance * count
-            return
-        apart, total = mean - self.mean, self.count + count
-        self.squares = self.squares + variance * count + apart * apart * (self.count * count / total)
-        self.mean = self.mean + apart * (count / total)
-        self.count = total
+        self.parts += _of(slab, self.groups)
+        self.counts.append(slab[0].numel() // self.groups)
+        self._merged = None
 
-    def line(self, norm: GroupNorm, channels: int, dims: int) -> tuple[Tensor, Tensor]:
-        """Group norm as scale and shift per image and channel, (B, C, 1, ...) in float32 (float64 for float64)."""
-        spread = (self.squares / self.count + norm.eps).rsqrt()
-        scale = spread.repeat_interleave(channels // self.groups, 1)
-        mean = self.mean.repeat_interleave(channels // self.groups, 1)
-        if norm.weight is not None:
-            scale = scale * norm.weight.double()
-        shift = -mean * scale
-        if norm.bias is not None:
-            shift = shift + norm.bias.double()
-        shape = (*scale.shape, *(1,) * (dims - 2))
-        return scale.reshape(shape), shift.reshape(shape)
+    @property
+    def variance(self) -> Tensor:
+        """(B, groups)."""
+        return self._merge()[0]
+
+    @property
+    def mean(self) -> Tensor:
+        """(B, groups)."""
+        return self._merge()[1]
+
+    def _merge(self) -> tuple[Tensor, Tensor]:
+        if self._merged is None:
+            if len(self.counts) == 1:
+                self._merged = self.parts[0], self.parts[1]
+            else:
+                self._merged = self._of_many()
+        return self._merged
+
+    def _of_many(self) -> tuple[Tensor, Tensor]:
+        every = torch.stack(self.parts).to(widest(self.parts[0].device))
+        shape = every.shape[1:]
+        variances, means = every.view(len(self.counts), 2, -1).unbind(1)
+        shares = self._shares(every)
+        mean = means.T @ shares
+        apart = means - mean
+        variance = torch.addcmul(variances, apart, apart).T @ shares
+        return variance.view(shape), mean.view(shape)
+
+    def _shares(self, like: Tensor) -> Tensor:
+        """Of each strip in the whole, made on the device: strips but the last are as a rule alike."""
+        total = sum(self.counts)
+        runs = [(count / total, len(list(run))) for count, run in groupby(self.counts)]
+        parts = [torch.full((length,), share, dtype=like.dtype, device=like.device) for share, length in runs]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def line(self, norm: GroupNorm, channels: int, dims: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Group norm as scale and shift per image and channel, (B, C, 1, ...)."""
+        variance, mean = self._merge()
+        variance, mean = (part.to(widest(part.device)).unsqueeze(-1) for part in (variance, mean))
+        scale = (variance + norm.eps).rsqrt()
+        if norm.weight is None:
+            scale = scale.expand(-1, -1, channels // self.groups)
+        else:
+            scale = scale * norm.weight.view(self.groups, -1)
+        if norm.bias is None:
+            shift = -mean * scale
+        else:
+            shift = torch.addcmul(norm.bias.view(self.groups, -1).to(mean.dtype), mean, scale, value=-1)
+        shape = (len(mean), channels, *(1,) * (dims - 2))
+        return scale.reshape(shape).to(dtype), shift.reshape(shape).to(dtype)
+
+
+def widest(device: torch.device) -> torch.dtype:
+    """The widest numbers of a device. Metal has no float64."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _of(slab: Tensor, groups: int) -> tuple[Tensor, Tensor]:
+    """Variance and mean of each group, (B, groups); float32, or float64 of float64."""
     # In 16 bits the kernel would round the statistics themselves.
     slab = slab.float() if slab.element_size() < 4 else slab
     images, channels = slab.shape[:2]
-    if slab.device.type in FUSED:
+    if slab.device.type == "cpu":
         # The statistics of the fused kernel take a tenth of var_mean's time on a CPU. With eps = 0 the third result
         # is one over the standard deviation.
         elements = slab[0, 0].numel()
         _, mean, inverse = torch.native_group_norm(
             slab.contiguous(), None, None, images, channels, elements, groups, 0.0
         )
-        return mean.double(), inverse.double() ** -2
-    variance, mean = torch.var_mean(slab.reshape(images, groups, -1), -1, correction=0)
-    return mean.double(), variance.double()
+        return inverse.double() ** -2, mean.double()
+    # On cards it reads each value once, wherever it lies, and writes nothing else.
+    grouped = slab.unflatten(1, (groups, channels // groups))
+    variance, mean = torch.var_mean(grouped, tuple(range(2, grouped.ndim)), correction=0)
+    return variance, mean

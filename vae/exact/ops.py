@@ -280,7 +280,7 @@ class UpsampledConvolution(Op):
     weight: Tensor
     bias: Tensor | None
     overlaps = True
-    _folded: dict[tuple[int, int], Tensor] = field(default_factory=dict)
+    _folded: dict[tuple[int, tuple[int, ...]], tuple[Tensor, Tensor | None]] = field(default_factory=dict)
 
     def needs(self, node: Node, source: int, start: int, stop: int) -> tuple[int, int]:
         return (start - 1) // 2, stop // 2 + 1
@@ -288,28 +288,32 @@ class UpsampledConvolution(Op):
     def run(self, node: Node, slabs: Sequence[Tensor], start: int, stop: int) -> Tensor:
         first, last = self.needs(node, 0, start, stop)
         x = with_zero_rows(slabs[0], -first, last - node.sources[0].rows.count)
-        width = x.shape[-1]
         out = torch.empty(node.slab_shape(stop - start), dtype=x.dtype, device=x.device)
-        for row_parity in (0, 1):
-            low, high = (start - row_parity + 1) // 2, (stop - row_parity + 1) // 2
+        for parity in (0, 1):
+            low, high = (start - parity + 1) // 2, (stop - parity + 1) // 2
             if low == high:
                 continue
-            seen = low - 1 + row_parity - first
-            rows = x.narrow(-2, seen, high - low + 1)
-            for column_parity in (0, 1):
-                taps = self.folded(row_parity, column_parity)
-                result = functional.conv2d(rows, taps, self.bias, padding=(0, 1))
-                into = out[:, :, 2 * low + row_parity - start : stop - start : 2, column_parity::2]
-                into.copy_(result[..., column_parity : column_parity + width])
+            rows = x.narrow(-2, low - 1 + parity - first, high - low + 1)
+            into = out[:, :, 2 * low + parity - start : stop - start : 2]
+            for columns in self.together(node):
+                taps, bias = self.folded(parity, columns)
+                _interleave(into, functional.conv2d(rows, taps, bias, padding=(0, 1)), columns)
         return out
 
-    def folded(self, row_parity: int, column_parity: int) -> Tensor:
-        """The 2 x 2 kernel for one parity of row and column, kept until :meth:`release`."""
-        if not self._folded:
-            for row in (0, 1):
-                halves = _fold(self.weight, -2, row)
-                self._folded |= {(row, column): _fold(halves, -1, column).contiguous() for column in (0, 1)}
-        return self._folded[row_parity, column_parity]
+    @staticmethod
+    def together(node: Node) -> tuple[tuple[int, ...], ...]:
+        """Column parities that are convolved in one: all where launches count, one by one where memory's caches do."""
+        return ((0,), (1,)) if node.device.type == "cpu" else ((0, 1),)
+
+    def folded(self, parity: int, columns: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
+        """The 2 x 2 kernels and biases for one parity of rows and some of columns, kept until :meth:`release`."""
+        key = parity, columns
+        if key not in self._folded:
+            halves = _fold(self.weight, -2, parity)
+            kernels = [_fold(halves, -1, column) for column in columns]
+            bias = self.bias if self.bias is None or len(columns) == 1 else torch.cat([self.bias] * len(columns))
+            self._folded[key] = (kernels[0].contiguous() if len(columns) == 1 else torch.cat(kernels)), bias
+        return self._folded[key]
 
     def release(self) -> None:
         self._folded.clear()
@@ -318,14 +322,37 @@ class UpsampledConvolution(Op):
         # Per pixel four taps instead of nine.
         return 2.0 * math.prod(node.shape) * 4 * self.weight.shape[1]
 
+    def launches(self, node: Node) -> int:
+        return sum(4 for _ in self.together(node))
+
+    def temporaries(self, node: Node, start: int, stop: int) -> int:
+        source = node.sources[0]
+        of_row = node.row_bytes // node.shape[-1] * (node.shape[-1] // 2 + 1) * len(self.together(node)[0])
+        first, last = self.needs(node, 0, start, stop)
+        padded = first < 0 or last > source.rows.count
+        return -(-(stop - start) // 2) * of_row + padded * (last - first) * source.row_bytes
+
     def scratch(self, node: Node, rows: int) -> int:
         source = node.sources[0]
         weights = self.weight.numel() * self.weight.element_size()
-        # One of the four results at a time and its reordered copy; the rows it sees, cut out and reordered; its kernel.
-        return 2 * (rows // 2 + 2) * source.row_bytes + rows * node.row_bytes // 2 + weights * 4 // 9
+        # The result's reordered copy; the rows it sees, cut out and reordered; its kernel.
+        return 2 * (rows // 2 + 2) * source.row_bytes + rows * node.row_bytes // 4 + weights * 4 // 9
 
     def kept_bytes(self) -> int:
         return self.weight.numel() * self.weight.element_size() * 16 // 9
+
+
+def _interleave(into: Tensor, result: Tensor, columns: tuple[int, ...]) -> None:
+    """Results for some parities of columns, side by side as channels and each a column wider, to their columns."""
+    images, channels, rows, width = into.shape
+    half = width // 2
+    if len(columns) == 1:
+        into[..., columns[0] :: 2].copy_(result[..., columns[0] : columns[0] + half])
+        return
+    of_image, of_channel, of_row, of_column = result.stride()
+    shape = (images, channels, rows, half, 2)
+    strides = (of_image, of_channel, of_row, of_column, channels * of_channel + of_column)
+    into.unflatten(-1, (half, 2)).copy_(result.as_strided(shape, strides, result.storage_offset()))
 
 
 def _fold(weight: Tensor, dim: int, parity: int) -> Tensor:
@@ -362,5 +389,8 @@ class Attention(Op):
     def flops(self, node: Node) -> float:
         return 4.0 * math.prod(node.shape) * node.sources[1].shape[-2]
 
+    def temporaries(self, node: Node, start: int, stop: int) -> int:
+        return (stop - start) * node.sources[0].row_bytes  # the query's channels put side by side
+
     def scratch(self, node: Node, rows: int) -> int:
-        return 3 * rows * node.row_bytes
+        return 2 * rows * node.row_bytes

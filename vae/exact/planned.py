@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .engine import ExactRun
+from .engine import ExactRun, PassRunner
 from .graph import Leaf, Node
 from .moments import Moments
 from .ops import Held
+from .pages import Paged
 from .schedule import Schedule
-from .stores import Pages, RowStore
-from .stream import Stream
+from .stores import Slabs
 
 # Plans are at most so much above the truth: what is planned lower than this share of the highest is not it.
 SHARE = 0.6
@@ -59,22 +59,22 @@ class FollowedRun(PlannedRun):
             super()._run(schedule, pairs, device)
             return
         self.left = max([self.left, *(peak for at, peak in enumerate(schedule.peaks) if at not in followed)])
-        pages = Pages(schedule.page_bytes, device, schedule.choice.on_host)
+        passes = PassRunner(self, schedule, pairs, device)
         for at, (one, windows) in enumerate(zip(schedule.passes, schedule.windows)):
-            takers, leaves, moments = self._takers(one, schedule.choice, pages, pairs)
             if at in followed:
-                Stream(windows, takers, self.statistics).run(lambda number: None)
+                passes.run(one, windows, lambda number: None)
+                continue
+            _, leaves, moments = passes.takers(one)
             for node in one.last_reads:
                 self._free(node)
-            if at not in followed:  # once what they read is gone: a strip at a time, the two are never there at once
-                _leave(leaves, moments)
-            self.statistics |= moments
-            for node, leaf in leaves.items():
-                node.become(leaf)
+            _leave(leaves, moments)  # once what they read is gone: a strip at a time, the two are never there at once
+            passes.finish(one, leaves, moments)
 
 
 def _highest(schedule: Schedule) -> set[int]:
     """Passes whose peaks may be the highest in truth; none where they are too many to follow."""
+    if schedule.choice.parked or schedule.choice.outside:
+        return set()  # copies beside the computation have no place among tensors without data
     least = SHARE * schedule.peak
     found = {at for at, peak in enumerate(schedule.peaks) if peak >= least}
     work = sum(schedule.windows[at].count * len(schedule.passes[at].computed) for at in found)
@@ -84,8 +84,10 @@ def _highest(schedule: Schedule) -> set[int]:
 def _leave(leaves: Mapping[Node, Leaf], moments: Mapping[tuple[Node, int], Moments]) -> None:
     """What a pass leaves: maps, and statistics of a row that takes no memory itself."""
     for leaf in leaves.values():
-        if isinstance(leaf, RowStore):
+        if isinstance(leaf, Paged):
             leaf.open_all()
+        elif isinstance(leaf, Slabs):
+            leaf.put(0, leaf.node.rows.count, leaf.kernels.empty(leaf.node, leaf.node.rows.count))
     for (node, _), gathered in moments.items():
         shape = list(node.shape)
         shape[node.rows.dim] = node.rows.unit

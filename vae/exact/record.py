@@ -260,7 +260,7 @@ class Recorder(TorchFunctionMode):
 
     def keep(self, weight: Tensor) -> Tensor:
         """A weight for later: the host casts some into buffers that it uses again for the next layer."""
-        if not weight.is_cuda or _storage(weight) in self.owned:
+        if weight.device.type == "cpu" or _storage(weight) in self.owned:
             return weight
         return weight.clone()
 

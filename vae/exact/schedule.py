@@ -1,28 +1,22 @@
-"""What to store, what to recompute and how tall strips are: the fastest way that fits a byte budget."""
+"""A way to run a computation in passes, and what it takes: bytes, kernels, seconds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 
+from .counted import Counted, CountedParking, Ghost, Sizes, There
+from .device import Figures, figures_of
 from .graph import Node
+from .pages import Paged, Pages
 from .passes import Analysis, Pass
-from .stores import RowStore, stored_bytes
+from .stores import Parked, RowStore, Slabs
+from .stream import Stream, Taker
 from .windows import Windows
-
-# Lines and results are counted; of what kernels allocate beside them only an estimate is known.
-KERNEL_MARGIN = 1.35
-LEAST_MARGIN = 2 << 20
-
-# Of a map in host memory, pages that are on the device at a time.
-NEAR_PAGES = 3
-
-# Slabs of the widest map: larger ones are no faster.
-STRIP_BYTES = {"cpu": 8 << 20, "cuda": 64 << 20}
-PAGE_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -32,24 +26,29 @@ class Choice:
     Attributes:
         strip_bytes: of a strip of a pass's widest map; 0 = the lowest strips there are.
         recomputed: storable nodes that are computed anew by every pass that reads them.
-        on_host: stored maps lie in host memory.
+        parked: stored nodes that lie in host memory.
+        outside: all stored maps lie outside the device's memory.
         store: dtype of stored maps; None = their own.
         rows: rows of the output in a strip, instead of ``strip_bytes``.
+        strips: of some passes, by their place: how many, instead.
     """
 
     strip_bytes: int
     recomputed: frozenset[Node] = frozenset()
-    on_host: bool = False
+    parked: frozenset[Node] = frozenset()
+    outside: bool = False
     store: torch.dtype | None = None
     rows: int = 0
+    strips: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class PlannedBefore:
-    """A choice without its nodes: ``recomputed`` as places among the storable ones."""
+    """A choice without its nodes: places among the analysis's."""
 
     choice: Choice
     recomputed: tuple[int, ...]
+    parked: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -60,21 +59,48 @@ class Schedule:
         peak: bytes on the device at most: strips, stored maps there, output there. Weights and input not counted.
         host_peak: bytes of stored maps in host memory.
         flops: of all passes.
+        seconds: by the device's figures.
+        launches: kernels.
         peaks: per pass.
+        page_bytes: of stored maps, where they lie in equal pages.
     """
 
     choice: Choice
     passes: tuple[Pass, ...]
     windows: tuple[Windows, ...]
-    page_bytes: int
     peak: int
     host_peak: int
     flops: float
+    seconds: float
+    launches: int
     peaks: tuple[int, ...]
+    page_bytes: int = 0
 
     @property
     def strips(self) -> int:
         return sum(windows.count for windows in self.windows)
+
+
+Layout = tuple[tuple[int, int], ...]  # first row and end of each slab of a stored map
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one pass takes by itself.
+
+    Attributes:
+        peak: bytes on the device at most, the maps that it reads and stores among them.
+        host_peak: bytes in host memory, the same.
+        seconds, launches: of its kernels and copies.
+        layouts: of the maps that it stores.
+    """
+
+    windows: Windows
+    peak: int
+    host_peak: int
+    seconds: float
+    launches: int
+    layouts: Mapping[Node, Layout]
 
 
 class Planner:
@@ -84,181 +110,103 @@ class Planner:
         analysis: its passes.
         device: where it runs.
         output_bytes: of the outputs, if they are on the device and made by the run.
+        figures: of the device; None: the documented ones.
     """
 
-    def __init__(self, analysis: Analysis, device: torch.device, output_bytes: int) -> None:
+    def __init__(
+        self, analysis: Analysis, device: torch.device, output_bytes: int, figures: Figures | None = None
+    ) -> None:
         self.analysis, self.device, self.output_bytes = analysis, device, output_bytes
-        self.default = STRIP_BYTES.get(device.type, STRIP_BYTES["cuda"])
-        self._locals: dict[tuple, tuple[Windows, list[tuple[int, int]]]] = {}
+        self.figures = figures or figures_of(device)
+        self._outcomes: dict[Hashable, Outcome] = {}
+        self._passes: dict[frozenset[Node], list[Pass]] = {}
 
     def signature(self) -> Hashable:
         """Equal for computations that can share a plan: operations, shapes, dtypes, device."""
         nodes = self.analysis.nodes
-        return (str(self.device), tuple((type(node.op).__name__, node.shape, node.dtype) for node in nodes))
+        described = tuple((type(node.op).__name__, node.shape, node.dtype) for node in nodes)
+        return (str(self.device), self.figures, self.output_bytes, described)
 
     def remember(self, choice: Choice) -> PlannedBefore:
         """A choice for later computations of the same signature."""
-        places = {node: place for place, node in enumerate(self.analysis.storable)}
-        bare = replace(choice, recomputed=frozenset())
-        return PlannedBefore(bare, tuple(sorted(places[node] for node in choice.recomputed)))
+        places = {node: place for place, node in enumerate(self.analysis.first)}
+        bare = replace(choice, recomputed=frozenset(), parked=frozenset())
+        recomputed, parked = (tuple(places[node] for node in nodes) for nodes in (choice.recomputed, choice.parked))
+        return PlannedBefore(bare, recomputed, parked)
 
     def again(self, planned: PlannedBefore) -> Schedule:
         """The schedule of a remembered choice."""
-        nodes = frozenset(self.analysis.storable[place] for place in planned.recomputed)
-        return self.schedule(replace(planned.choice, recomputed=nodes))
-
-    def fastest_within(self, budget: float, store: torch.dtype | None = None, rows: int = 0) -> tuple[Schedule, bool]:
-        """The first schedule that fits, else the one with the lowest peak, and whether it fits."""
-        least: Schedule | None = None
-        for schedule in self.ladder(budget, Choice(self.default, store=store, rows=rows)):
-            if schedule.peak <= budget:
-                return schedule, True
-            if least is None or schedule.peak < least.peak:
-                least = schedule
-        assert least is not None
-        return least, False
-
-    def ladder(self, budget: float, choice: Choice) -> Iterator[Schedule]:
-        """Ever slower schedules: lower strips, maps recomputed, maps in host memory."""
-        places = (False,) if self.device.type == "cpu" and not choice.on_host else (False, True)
-        for on_host in places:
-            choice = replace(choice, on_host=on_host, recomputed=frozenset())
-            yield self.schedule(choice)
-            for part in (4,) if choice.rows else (4, 16, 0):
-                choice = replace(choice, strip_bytes=self.default // part if part else 0)
-                schedule = self.schedule(choice)
-                yield schedule
-                for schedule in self._recomputing(budget, choice):
-                    yield schedule
-                choice = schedule.choice
-
-    def _recomputing(self, budget: float, choice: Choice) -> Iterator[Schedule]:
-        """Stored maps given up one after the other, each the cheapest at the fullest pass."""
-        schedule = self.schedule(choice)
-        while schedule.peak > budget:
-            fullest = max(range(len(schedule.peaks)), key=lambda index: schedule.peaks[index])
-            tries = [
-                self.schedule(replace(choice, recomputed=choice.recomputed | {node}))
-                for node in self._stored_at(schedule, fullest)
-                if node in self.analysis.storable
-            ]
-            tries = [one for one in tries if one.peaks[fullest] < schedule.peaks[fullest]]
-            if not tries:
-                return
-            saved = schedule.peaks[fullest]
-            schedule = min(tries, key=lambda one: (one.flops - schedule.flops + 1.0) / (saved - one.peaks[fullest]))
-            choice = schedule.choice
-            yield schedule
-
-    def _stored_at(self, schedule: Schedule, index: int) -> list[Node]:
-        born: list[Node] = []
-        for at, one in enumerate(schedule.passes[: index + 1]):
-            born += one.stored
-            if at < index:
-                born = [node for node in born if node not in one.last_reads]
-        return born
+        nodes = list(self.analysis.first)
+        recomputed, parked = (
+            frozenset(nodes[place] for place in places) for places in (planned.recomputed, planned.parked)
+        )
+        return self.schedule(replace(planned.choice, recomputed=recomputed, parked=parked))
 
     def schedule(self, choice: Choice) -> Schedule:
-        """The passes of a choice, and their bytes."""
-        passes = self.analysis.passes(choice.recomputed)
+        """The passes of a choice, and what they take."""
+        passes = self.passes(choice)
         page_bytes = self._page_bytes(passes, choice)
-        alive: dict[Node, int] = {}
-        host_alive: dict[Node, int] = {}
-        windows, peaks, host_peak, flops = [], [], 0, 0.0
-        gathered = {node for one in passes for node, purpose in one.results if purpose == "whole"}
-        for one in passes:
-            window, profile = self._local(one, choice, page_bytes, gathered)
-            windows.append(window)
-            growing = {*one.stored, *one.last_reads} - gathered
-            fixed = sum(size for node, size in alive.items() if node not in growing)
-            host_fixed = sum(size for node, size in host_alive.items() if node not in growing)
-            # The output is there from the start: what is done of it is shown while the rest is made.
-            whole = self.output_bytes + sum(node.bytes for node, purpose in one.results if purpose == "whole")
-            at_strips = [
-                (fixed + whole + working + (0 if choice.on_host else stored), host_fixed + stored * choice.on_host)
-                for working, stored in profile
-            ]
-            peaks.append(max(device for device, _ in at_strips))
-            host_peak = max(host_peak, *(host for _, host in at_strips))
-            flops += flops_of(one)
-            place = host_alive if choice.on_host else alive
-            for node in one.stored:
-                place[node] = self._stored(node, node.rows.count, page_bytes, choice)
-            alive |= {node: node.bytes for node, purpose in one.results if purpose == "whole"}
-            for node in one.last_reads:
-                alive.pop(node, None)
-                host_alive.pop(node, None)
-        return Schedule(choice, tuple(passes), tuple(windows), page_bytes, max(peaks), host_peak, flops, tuple(peaks))
+        alive = Alive()
+        outcomes, peaks, host_peak = [], [], 0
+        for place, one in enumerate(passes):
+            outcome = self._outcome(one, place, choice, page_bytes, alive.layouts)
+            touched = {*one.read, *one.stored}
+            whole = sum(node.bytes for node, purpose in one.results if purpose == "whole")
+            peaks.append(self.output_bytes + whole + alive.beside(touched, alive.device) + outcome.peak)
+            host_peak = max(host_peak, alive.beside(touched, alive.host) + outcome.host_peak)
+            outcomes.append(outcome)
+            alive.follow(one, outcome, choice)
+        return Schedule(
+            choice,
+            tuple(passes),
+            tuple(outcome.windows for outcome in outcomes),
+            max(peaks),
+            host_peak,
+            sum(flops_of(one) for one in passes),
+            sum(outcome.seconds for outcome in outcomes),
+            sum(outcome.launches for outcome in outcomes),
+            tuple(peaks),
+            page_bytes,
+        )
 
-    def _page_bytes(self, passes: Sequence[Pass], choice: Choice) -> int:
+    def passes(self, choice: Choice) -> list[Pass]:
+        """Those of a choice."""
+        if choice.recomputed not in self._passes:
+            self._passes[choice.recomputed] = self.analysis.passes(choice.recomputed)
+        return self._passes[choice.recomputed]
+
+    def _page_bytes(self, passes: list[Pass], choice: Choice) -> int:
         """A few rows of the widest stored map: maps of half and a quarter its width fill pages without a rest."""
-        widest = max((self._row_bytes(node, choice) for one in passes for node in one.stored), default=PAGE_BYTES)
-        return widest * max(1, PAGE_BYTES // widest)
+        least = self.figures.page_bytes
+        rows = (node.row_elements * kept_dtype(node, choice).itemsize for one in passes for node in one.stored)
+        widest = max(rows, default=least) if least else 0
+        return widest * max(1, least // widest) if least else 0
 
-    def _row_bytes(self, node: Node, choice: Choice) -> int:
-        return node.row_elements * kept_dtype(node, choice).itemsize
-
-    def _stored(self, node: Node, rows: int, page_bytes: int, choice: Choice) -> int:
-        return stored_bytes(page_bytes, self._row_bytes(node, choice), node.rows.count, rows)
-
-    def _local(
-        self, one: Pass, choice: Choice, page_bytes: int, gathered: set[Node]
-    ) -> tuple[Windows, list[tuple[int, int]]]:
-        """Per strip, working bytes and bytes of the maps that grow or shrink; remembered for equal passes.
-
-        Maps that were gathered whole neither grow nor shrink, and lie on the device wherever the others are.
-        """
-        rows = self.strip_rows(one, choice)
-        dying = tuple(node for node in one.last_reads if node not in gathered)
+    def _outcome(
+        self, one: Pass, place: int, choice: Choice, page_bytes: int, layouts: Mapping[Node, Layout]
+    ) -> Outcome:
+        rows = self.strip_rows(one, place, choice)
+        read = tuple((id(node), layouts[node], is_parked(node, choice)) for node in one.read if node in layouts)
         key = (
-            tuple(id(node) for node in one.computed),
-            tuple(id(node) for node in one.stored),
-            tuple(id(node) for node in dying),
+            tuple(map(id, one.computed)),
+            tuple((id(node), is_parked(node, choice)) for node in one.stored),
+            tuple(map(id, one.last_reads)),
             len(one.results),
             rows,
+            read,
             page_bytes,
             choice.store,
         )
-        if key not in self._locals:
-            windows = Windows(one, rows)
-            self._locals[key] = windows, list(self._profile(windows, page_bytes, choice, dying))
-        return self._locals[key]
+        if key not in self._outcomes:
+            self._outcomes[key] = CountedPass(self, Windows(one, rows), choice, page_bytes).outcome(layouts)
+        return self._outcomes[key]
 
-    def _profile(
-        self, windows: Windows, page_bytes: int, choice: Choice, last_reads: Sequence[Node]
-    ) -> Iterator[tuple[int, int]]:
-        retained: dict[Node, int] = {}
-        written = dict.fromkeys(windows.one.stored, 0)
-        dying = {node: 0 for node in last_reads if not node.is_leaf or isinstance(node.op, RowStore)}
-        strips = list(windows.sampled())
-        for index, (strip, is_one) in enumerate(strips):
-            following = strips[index + 1][0] if index + 1 < len(strips) else None
-            working = (
-                windows.working_bytes(strip, following, retained)
-                if is_one
-                else windows.skip(strip, following, retained)
-            )
-            for node in written:
-                written[node] = max(written[node], strip.lines[node][1] if node in strip.lines else 0)
-            stored = sum(self._stored(node, rows, page_bytes, choice) for node, rows in written.items())
-            for node, first in dying.items():
-                stored += self._remaining(node, first, page_bytes, choice)
-            if is_one:
-                near = NEAR_PAGES * page_bytes * (len(written) + len(dying)) if choice.on_host else 0
-                yield int(working * KERNEL_MARGIN) + LEAST_MARGIN + near, stored
-            if following is not None:
-                for node in dying:
-                    dying[node] = following.reads.get(node, dying[node])
-
-    def _remaining(self, node: Node, first: int, page_bytes: int, choice: Choice) -> int:
-        all_rows = node.rows.count
-        whole = self._stored(node, all_rows, page_bytes, choice)
-        return whole - self._stored(node, first, page_bytes, choice) + (page_bytes if first else 0)
-
-    def strip_rows(self, one: Pass, choice: Choice) -> int:
+    def strip_rows(self, one: Pass, place: int, choice: Choice) -> int:
         """Rows of the pass's clock in a strip."""
         count = one.clock.rows.count
-        if choice.rows:
+        if place in choice.strips:
+            rows = math.ceil(count / choice.strips[place])
+        elif choice.rows:
             tallest = max(node.rows.count * node.rows.unit for node in self.analysis.outputs)
             rows = max(1, round(choice.rows * count / tallest))
         else:
@@ -267,6 +215,153 @@ class Planner:
             rows = max(1, int(choice.strip_bytes / widest))
         rows = min(rows + rows % 2 if rows > 1 else rows, count)
         return math.ceil(count / math.ceil(count / rows))
+
+
+class Alive:
+    """Maps that are there from pass to pass.
+
+    Attributes:
+        device, host: bytes of each.
+        layouts: how stored maps lie.
+    """
+
+    def __init__(self) -> None:
+        self.device: dict[Node, int] = {}
+        self.host: dict[Node, int] = {}
+        self.layouts: dict[Node, Layout] = {}
+
+    @staticmethod
+    def beside(touched: set[Node], where: Mapping[Node, int]) -> int:
+        """Bytes of the maps that a pass leaves alone, and so does not count."""
+        return sum(size for node, size in where.items() if node not in touched)
+
+    def follow(self, one: Pass, outcome: Outcome, choice: Choice) -> None:
+        """To the end of a pass."""
+        for node in one.stored:
+            place = self.host if is_parked(node, choice) else self.device
+            place[node] = node.bytes * kept_dtype(node, choice).itemsize // node.dtype.itemsize
+            self.layouts[node] = outcome.layouts[node]
+        self.device |= {node: node.bytes for node, purpose in one.results if purpose == "whole"}
+        for node in one.last_reads:
+            for where in (self.device, self.host, self.layouts):
+                where.pop(node, None)
+
+
+class CountedPass:
+    """One pass run on ghosts."""
+
+    def __init__(self, planner: Planner, windows: Windows, choice: Choice, page_bytes: int) -> None:
+        self.windows, self.choice = windows, choice
+        self.figures = planner.figures
+        self.kernels = Counted(planner.device, planner.figures, windows.count > 1)
+        self.parking = CountedParking(self.kernels)
+        self.pages = Pages(page_bytes, self.kernels, choice.outside) if page_bytes else None
+
+    def outcome(self, layouts: Mapping[Node, Layout]) -> Outcome:
+        one, kernels = self.windows.one, self.kernels
+        leaves = {node: self._leaf(node, layouts.get(node)) for node in one.read}
+        stored = {node: self._store(node) for node in one.stored}
+        takers, statistics = self._takers(stored)
+        stream = Stream(self.windows, leaves, takers, {}, kernels)
+        self._run(stream)
+        for store in (*leaves.values(), *stored.values()):
+            store.rest()
+        meter, link = kernels.meter, self.figures.link
+        copies = max(meter.sent, meter.fetched) / link if link else 0.0
+        alone = (meter.sent + meter.fetched) / link / self.windows.count if link else 0.0
+        return Outcome(
+            self.windows,
+            meter.peak,
+            meter.host_peak,
+            max(meter.seconds, copies) + alone,
+            meter.launches,
+            {node: _layout(store) for node, store in stored.items()},
+        )
+
+    def _run(self, stream: Stream) -> None:
+        stream.begin()
+        strips = list(self.windows.sampled())
+        for index, (strip, number) in enumerate(strips):
+            self.kernels.meter.strips = number
+            following = strips[index + 1][0] if index + 1 < len(strips) else None
+            stream.strip(strip, following)
+        self.kernels.meter.strips = 1
+        stream.end()
+
+    def _leaf(self, node: Node, layout: Layout | None) -> Any:
+        """A map that is read: stored before, or there anyway."""
+        if layout is None:
+            return There(self.kernels, node)
+        store = self._store(node)
+        if isinstance(store, Paged):
+            store.open_all()
+        else:
+            of_row = node.row_elements * store.kept.itemsize
+            for first, stop in layout:
+                size, rows = of_row * (stop - first), stop - first
+                parked = isinstance(store, Parked)
+                store.put(first, stop, Ghost(None, size, rows) if parked else self.kernels.slab(size, rows))
+        return store
+
+    def _store(self, node: Node) -> RowStore:
+        return make_store(node, self.choice, self.kernels, self.pages, self.parking)
+
+    def _takers(self, stored: Mapping[Node, RowStore]) -> tuple[dict[Node, list[Taker]], list[Sizes]]:
+        takers: dict[Node, list[Taker]] = {}
+        statistics = []
+        for node, purpose in self.windows.one.targets:
+            of_node = takers.setdefault(node, [])
+            if purpose == "stored":
+                of_node.append(self._storing(node, stored[node]))
+            elif purpose in ("whole", "output"):
+                of_node.append(self._copying(node))
+            else:
+                statistics.append(Sizes(self.kernels, node))
+                of_node.append(_adding(statistics[-1]))
+        return takers, statistics
+
+    def _storing(self, node: Node, store: RowStore) -> Taker:
+        """A strip that stands for several leaves as many slabs."""
+        kernels = self.kernels
+
+        def take(first: int, slab: Ghost, own: bool) -> None:
+            if kernels.meter.strips == 1 or isinstance(store, Paged):
+                store.append(first, slab, own)
+                return
+            edges = self.windows.edges(node, first, first + slab.rows)
+            kernels.share(len(edges))
+            for low, high in edges:
+                part = kernels.slab(slab.size * (high - low) // slab.rows, high - low)
+                store.append(low, part if own else kernels.cut(node, slab, 0, high - low), own)
+            kernels.share(1)
+
+        return take
+
+    def _copying(self, node: Node) -> Taker:
+        return lambda first, slab, own: self.kernels.copy(self.kernels.elsewhere(node, slab.rows), slab)
+
+
+def _adding(sizes: Sizes) -> Taker:
+    return lambda first, slab, own: sizes.add(slab)
+
+
+def _layout(store: RowStore) -> Layout:
+    return tuple((first, stop) for first, stop, _ in getattr(store, "parts", ()))
+
+
+def make_store(node: Node, choice: Choice, kernels: Any, pages: Pages | None, parking: Any) -> RowStore:
+    """Where a map is kept by a choice."""
+    dtype = kept_dtype(node, choice)
+    if pages is not None:
+        return Paged(node, kernels, dtype, pages)
+    if is_parked(node, choice):
+        return Parked(node, kernels, dtype, parking)
+    return Slabs(node, kernels, dtype)
+
+
+def is_parked(node: Node, choice: Choice) -> bool:
+    """Whether a stored map lies in host memory."""
+    return choice.outside or node in choice.parked
 
 
 def kept_dtype(node: Node, choice: Choice) -> torch.dtype:

@@ -1,14 +1,16 @@
-"""Which rows of each map every strip of a pass computes, keeps and reads; and the bytes that takes."""
+"""Which rows of each map every strip of a pass computes, keeps and reads."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from .graph import Node
-from .ops import Add, Attention, GroupNorm, Pad, RowByRow
 from .passes import Pass
-from .stores import RowStore
+
+# Strips that are looked at, of those at the ends; the others are alike.
+AT_TOP, AT_BOTTOM = 3, 3
 
 
 @dataclass
@@ -42,8 +44,10 @@ class Windows:
         self.targets = {node for node, _ in one.targets}
         self.read = set(one.read)
         self.clock = one.clock.rows.count
-        self.kept_bytes = sum(node.op.kept_bytes() for node in one.computed)
-        self.last_use = _last_use(self.order, self.kept, set(one.computed))
+        computed = set(one.computed)
+        self.last_use = _last_use(self.order, self.kept, computed)
+        self.last_read = _last_use(self.order, self.read, computed)
+        self.read_by_targets = (self.targets - self.kept) & self.read
 
     @property
     def count(self) -> int:
@@ -55,21 +59,28 @@ class Windows:
         for number in range(1, self.count + 1):
             yield self._strip(min(self.clock, number * self.rows), reached)
 
-    def sampled(self) -> Iterator[tuple[Strip, bool]]:
-        """The strips at the top, in the middle and at the bottom; between them one for all the rest, marked False."""
+    def sampled(self) -> Iterator[tuple[Strip, int]]:
+        """The strips at the top, in the middle and at the bottom, marked 1; between them one for all the rest, marked
+        with their number."""
         reached: dict[Node, int] = dict.fromkeys(self.targets, 0)
         last, middle = self.count, self.count // 2
-        numbers = sorted(
-            {*range(1, min(3, last) + 1), *range(max(1, middle - 1), middle + 2), *range(max(1, last - 2), last + 1)}
-        )
+        if last <= AT_TOP + 1 + AT_BOTTOM:
+            numbers = list(range(1, last + 1))
+        else:
+            numbers = [*range(1, AT_TOP + 1), middle, *range(last - AT_BOTTOM + 1, last + 1)]
         before = 0
-        for number in numbers:
-            if number > last:
-                break
+        for number in sorted(set(numbers)):
             if number - 1 > before:
-                yield self._strip((number - 1) * self.rows, reached), False
-            yield self._strip(min(self.clock, number * self.rows), reached), True
+                yield self._strip((number - 1) * self.rows, reached), number - 1 - before
+            yield self._strip(min(self.clock, number * self.rows), reached), 1
             before = number
+
+    def edges(self, node: Node, start: int, stop: int) -> list[tuple[int, int]]:
+        """Rows [start, stop) of a target as the strips compute them: (first row, end) of each."""
+        rows = node.rows.count
+        cuts = [rows * number * self.rows // self.clock for number in range(1, self.count)]
+        inside = [start, *(cut for cut in cuts if start < cut < stop), stop]
+        return list(pairwise(inside))
 
     def _strip(self, stop: int, reached: dict[Node, int]) -> Strip:
         strip = Strip()
@@ -128,83 +139,6 @@ class Windows:
             for below in range(len(source.sources)):
                 self._want(source, below, first, last, wanted, strip)
 
-    # ---------------------------------------------------------------- bytes
-
-    def working_bytes(self, strip: Strip, following: Strip | None, retained: dict[Node, int]) -> int:
-        """The most bytes that lines, results and kernels take during a strip.
-
-        Args:
-            following: the next strip, whose first rows are retained.
-            retained: rows kept of each line, updated.
-        """
-        live = self.kept_bytes + sum(node.row_bytes * rows for node, rows in retained.items())
-        highest = live
-        for position, node in enumerate(self.order):
-            if node not in strip.lines:
-                continue
-            first, last, new = strip.lines[node]
-            if new < last:
-                peak, held = self.cost(node, last - new)
-                line = node.row_bytes * (last - first) if first < new or not held else held
-                moments = self.moments_bytes(node, last - new)
-                highest = max(highest, live + peak + (line if first < new else 0), live + line + moments)
-                live += line - node.row_bytes * retained.get(node, 0)
-                retained[node] = last - first
-            for done in self.last_use.get(position, ()):
-                keep = 0
-                if following is not None and done in following.lines and done in strip.lines:
-                    keep = max(0, strip.lines[done][1] - following.lines[done][0])
-                live -= done.row_bytes * (retained.get(done, 0) - keep)
-                retained[done] = keep
-        return highest
-
-    def moments_bytes(self, node: Node, rows: int) -> int:
-        """What the kernel for the statistics of some rows allocates: a result of their size, in float32 at least."""
-        if not any(node is other and purpose.startswith("moments") for other, purpose in self.one.results):
-            return 0
-        wide = max(4, node.dtype.itemsize)
-        return node.row_elements * rows * wide * (1 if node.dtype.itemsize >= 4 else 2)
-
-    def skip(self, strip: Strip, following: Strip | None, retained: dict[Node, int]) -> int:
-        """Only updates what is retained."""
-        for node, (_, last, _) in strip.lines.items():
-            first = following.lines[node][0] if following is not None and node in following.lines else last
-            retained[node] = max(0, last - first)
-        return 0
-
-    def cost(self, node: Node, rows: int) -> tuple[int, int]:
-        """Bytes at the peak of computing some rows of a node, and of the result."""
-        start = min(max(0, node.rows.count // 2), max(0, node.rows.count - rows))
-        inputs, highest = 0, 0
-        owned = 0
-        sources = node.sources[:1] if isinstance(node.op, Attention) else node.sources
-        for index, source in enumerate(sources):
-            first, last = node.needed(index, start, start + rows)
-            if source in self.kept:
-                continue
-            if source in self.read:
-                # Rows that lie in two pages, or on the host, or in another dtype, are gathered.
-                paged = not source.is_leaf or isinstance(source.op, RowStore)
-                if paged and not isinstance(node.op, (GroupNorm, Add)):
-                    inputs += source.row_bytes * (last - first)
-                continue
-            peak, held = self.cost(source, last - first)
-            highest = max(highest, inputs + peak)
-            inputs += held
-            owned = max(owned, held)
-        result = node.row_bytes * rows
-        if node.op.is_view:
-            return max(highest, inputs), inputs
-        if isinstance(node.op, GroupNorm):
-            wide = 0 if node.dtype.itemsize >= 4 else node.row_elements * rows * 8
-            return max(highest, max(inputs, result) + wide), result
-        if isinstance(node.op, Pad) and node.op.rows_only:
-            return max(highest, inputs), result
-        if isinstance(node.op, Add) or (isinstance(node.op, RowByRow) and node.op.overwrite):
-            extra = 0 if owned >= result else result
-            return max(highest, inputs + extra), result
-        return max(highest, inputs + result + node.op.scratch(node, rows)), result
-
 
 def _kept(one: Pass) -> set[Node]:
     """Nodes whose latest rows are kept in a line."""
@@ -227,8 +161,8 @@ def _kept(one: Pass) -> set[Node]:
 
 
 def _last_use(order: Sequence[Node], kept: set[Node], computed: set[Node]) -> dict[int, list[Node]]:
-    """Per position in the order, the lines that nothing behind it reads."""
-    last: dict[Node, int] = {node: position for position, node in enumerate(order)}
+    """Per position in the order, the lines (or leaves) that nothing behind it reads."""
+    last: dict[Node, int] = {node: position for position, node in enumerate(order) if node in kept}
     for position, node in enumerate(order):
         pending = list(node.sources)
         while pending:

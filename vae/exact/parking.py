@@ -1,0 +1,128 @@
+"""Slabs sent to page-locked host memory and fetched back while the computation goes on.
+
+Every memory that a stream may still use has an owner here until an event says that it has done: slabs that leave are
+kept until the computation has waited for their copy, page-locked memory until the copies out of it are over, and
+:meth:`Parking.close` waits for the rest, however the run ends. Nothing makes the host wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .graph import Node
+
+
+@dataclass
+class Ticket:
+    """A slab in host memory.
+
+    Attributes:
+        memory: page-locked, where that can be had.
+        slab: what is copied there, kept while that may not be over.
+        written: when it is.
+        free: when the last copy out of it is over.
+    """
+
+    memory: Tensor
+    slab: Tensor | None
+    written: Any
+    free: Any = None
+
+
+@dataclass
+class Arrival:
+    """A slab that comes back, and when it is there."""
+
+    slab: Tensor
+    event: Any
+
+
+class Parking:
+    """Host memory beside a device; a stream of copies for each direction.
+
+    Args:
+        device: where the computation runs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.module = torch.get_device_module(device) if device.type != "cpu" else None
+        # An accelerator without streams (Metal) copies in the order of the computation.
+        streams = self.module is not None and hasattr(self.module, "Stream") and hasattr(self.module, "current_stream")
+        self.out = self.module.Stream(device=device) if streams else None
+        self.back = self.module.Stream(device=device) if streams else None
+        self.vacant: list[Ticket] = []
+
+    def send(self, node: Node, slab: Tensor) -> Ticket:
+        """Starts to copy a slab away."""
+        ticket = self._vacancy(slab)
+        if self.out is None:
+            ticket.memory.copy_(slab)
+            return ticket
+        self.out.wait_stream(self._current())
+        if ticket.free is not None:
+            self.out.wait_event(ticket.free)
+        with self.module.stream(self.out):
+            ticket.memory.copy_(slab, non_blocking=True)
+        ticket.written, ticket.slab = self.out.record_event(), slab
+        return ticket
+
+    def left(self, ticket: Ticket | None) -> None:
+        """The computation may write where the slab was, as soon as its copy is over."""
+        if ticket is not None and ticket.slab is not None and self.out is not None:
+            self._current().wait_event(ticket.written)
+            ticket.slab = None
+
+    def fetch(self, ticket: Ticket) -> Arrival:
+        """Starts to copy a slab back."""
+        slab = torch.empty(ticket.memory.shape, dtype=ticket.memory.dtype, device=self.device)
+        if self.back is None:
+            return Arrival(slab.copy_(ticket.memory), None)
+        # The new slab may lie where the computation has just worked.
+        self.back.wait_stream(self._current())
+        self.back.wait_event(ticket.written)
+        with self.module.stream(self.back):
+            slab.copy_(ticket.memory, non_blocking=True)
+        ticket.free = self.back.record_event()
+        return Arrival(slab, ticket.free)
+
+    def arrived(self, arrival: Arrival) -> Tensor:
+        """The slab; the computation goes on when it is there."""
+        if arrival.event is not None:
+            self._current().wait_event(arrival.event)
+            arrival.event = None
+        return arrival.slab
+
+    def give_up(self, ticket: Ticket) -> None:
+        """Its host memory may hold another slab."""
+        self.left(ticket)
+        self.vacant.append(ticket)
+
+    def close(self) -> None:
+        """After this nothing is on its way any more, in the order of the computation."""
+        if self.out is not None:
+            self._current().wait_stream(self.out)
+            self._current().wait_stream(self.back)
+        self.vacant.clear()
+
+    def _vacancy(self, slab: Tensor) -> Ticket:
+        for place, ticket in enumerate(self.vacant):
+            if ticket.memory.shape == slab.shape and ticket.memory.dtype == slab.dtype:
+                free = self.vacant.pop(place)
+                return Ticket(free.memory, None, free.written, free.free)
+        return Ticket(_locked(slab), None, None)
+
+    def _current(self) -> Any:
+        assert self.module is not None
+        return self.module.current_stream(self.device)
+
+
+def _locked(like: Tensor) -> Tensor:
+    try:
+        return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+    except RuntimeError:  # no more of it, or a device that has none
+        return torch.empty(like.shape, dtype=like.dtype)

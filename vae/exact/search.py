@@ -1,0 +1,187 @@
+"""Looks for the fastest schedule within a byte budget: how tall strips are, what is stored, parked or recomputed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from .graph import Node
+from .schedule import Choice, Planner, Schedule
+
+FINER = 0.8  # strips of the next try, to those of the last
+LEAST_ROWS = 8.0  # of the widest map in a strip on an accelerator: lower ones cost more kernels than they save bytes
+WORTH = 0.995  # a change that saves less time is none
+MOST_CHANGES = 12
+
+
+class Search:
+    """For one computation.
+
+    Args:
+        planner: makes schedules of choices.
+        budget: bytes on the device.
+        store: dtype of stored maps, None = their own.
+        rows: rows of the output in a strip; 0 = as the budget permits.
+    """
+
+    def __init__(self, planner: Planner, budget: float, store: torch.dtype | None = None, rows: int = 0) -> None:
+        self.planner, self.budget = planner, budget
+        self.start = Choice(planner.figures.strip_bytes, store=store, rows=rows)
+
+    def run(self) -> tuple[Schedule, bool]:
+        """The schedule found, else the one with the lowest peak; and whether it fits."""
+        if self.planner.figures.strip_bytes:
+            return self._first_that_fits()
+        found = [self._improved(self._fitting(self.start))]
+        if self.planner.figures.link:
+            found.append(self._improved(self._tallest(replace(self.start, outside=True))))
+        fitting = [one for one in found if one.peak <= self.budget]
+        if not fitting:
+            return min(found, key=lambda one: one.peak), False
+        return self._refined(min(fitting, key=lambda one: one.seconds)), True
+
+    def outside(self) -> Schedule:
+        """All stored maps outside the device's memory, in strips that are low without costing time."""
+        low = self.planner.figures.strip_bytes // 4 or 16 << 20
+        choice = replace(self.start, strip_bytes=low, outside=True)
+        schedule = self.planner.schedule(choice)
+        return schedule if schedule.peak <= self.budget else self._tallest(choice)
+
+    # ------------------------------------------------------------ where caches set the height
+
+    def _first_that_fits(self) -> tuple[Schedule, bool]:
+        least: Schedule | None = None
+        for schedule in self._ladder():
+            if schedule.peak <= self.budget:
+                return schedule, True
+            if least is None or schedule.peak < least.peak:
+                least = schedule
+        assert least is not None
+        return least, False
+
+    def _ladder(self) -> Iterator[Schedule]:
+        """Ever slower schedules: lower strips, then maps recomputed."""
+        choice, tall = self.start, self.start.strip_bytes
+        yield self.planner.schedule(choice)
+        for part in (4,) if choice.rows else (4, 16, 0):
+            choice = replace(choice, strip_bytes=tall // part if part else 0)
+            schedule = self.planner.schedule(choice)
+            yield schedule
+            while schedule.peak > self.budget:
+                tries = [self.planner.schedule(one) for one in self._given_up(schedule) if one.recomputed]
+                lower = _best_exchange(schedule, tries)
+                if lower is None:
+                    break
+                schedule = lower
+                yield schedule
+            choice = schedule.choice
+
+    # ------------------------------------------------------------ where launches do
+
+    def _heights(self) -> list[int]:
+        """Bytes of a strip of the widest map, from the whole of it down to a few rows."""
+        widest = max(self.planner.analysis.nodes, key=lambda node: node.bytes)
+        sizes, size = [], float(widest.bytes)
+        while size > widest.row_bytes * LEAST_ROWS:
+            sizes.append(int(size))
+            size *= FINER
+        return [*sizes, int(widest.row_bytes * LEAST_ROWS)]
+
+    def _tallest(self, choice: Choice) -> Schedule:
+        """The tallest strips that fit, else the lowest there are."""
+        if choice.rows:
+            return self.planner.schedule(choice)
+        heights = self._heights()
+        low, high = 0, len(heights) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self.planner.schedule(replace(choice, strip_bytes=heights[middle])).peak <= self.budget:
+                high = middle
+            else:
+                low = middle + 1
+        return self.planner.schedule(replace(choice, strip_bytes=heights[low]))
+
+    def _fitting(self, choice: Choice) -> Schedule:
+        """Maps given up one after the other, each for the least time by the bytes saved at the fullest pass."""
+        schedule = self._tallest(choice)
+        while schedule.peak > self.budget:
+            lower = _best_exchange(schedule, [self._tallest(one) for one in self._given_up(schedule)])
+            if lower is None:
+                return schedule
+            schedule = lower
+        return schedule
+
+    def _improved(self, schedule: Schedule) -> Schedule:
+        """Maps given up, or kept after all, as long as that saves time."""
+        if schedule.peak > self.budget:
+            return schedule
+        for _ in range(MOST_CHANGES):
+            tries = [self._tallest(one) for one in (*self._given_up(schedule), *self._kept_after_all(schedule))]
+            tries = [one for one in tries if one.peak <= self.budget]
+            best = min(tries, key=lambda one: one.seconds, default=schedule)
+            if best.seconds > WORTH * schedule.seconds:
+                break
+            schedule = best
+        return schedule
+
+    def _refined(self, schedule: Schedule) -> Schedule:
+        """Each pass by itself in fewer strips, where those still fit."""
+        if schedule.choice.rows:
+            return schedule
+        for place in sorted(range(len(schedule.windows)), key=lambda place: -schedule.windows[place].count):
+            low, high = 1, schedule.windows[place].count
+            while low < high:
+                middle = (low + high) // 2
+                choice = replace(schedule.choice, strips={**schedule.choice.strips, place: middle})
+                fewer = self.planner.schedule(choice)
+                if fewer.peak <= self.budget and fewer.seconds <= schedule.seconds:
+                    schedule, high = fewer, middle
+                else:
+                    low = middle + 1
+        return schedule
+
+    # ------------------------------------------------------------ changes
+
+    def _given_up(self, schedule: Schedule) -> Iterator[Choice]:
+        """A map of the fullest pass recomputed, or parked in host memory."""
+        choice = schedule.choice
+        fullest = max(range(len(schedule.peaks)), key=lambda index: schedule.peaks[index])
+        for node in _stored_at(schedule, fullest):
+            if node in self.planner.analysis.storable:
+                yield replace(choice, recomputed=choice.recomputed | {node}, parked=choice.parked - {node})
+            if self.planner.figures.link and not choice.outside and node not in choice.parked:
+                yield replace(choice, parked=choice.parked | {node})
+
+    def _kept_after_all(self, schedule: Schedule) -> Iterator[Choice]:
+        choice = schedule.choice
+        if choice.outside:
+            every = frozenset(node for one in schedule.passes for node in one.stored)
+            choice = replace(choice, outside=False, parked=every)
+        for node in choice.parked:
+            yield replace(choice, parked=choice.parked - {node})
+        for node in choice.recomputed:
+            yield replace(choice, recomputed=choice.recomputed - {node})
+
+
+def _best_exchange(schedule: Schedule, tries: list[Schedule]) -> Schedule | None:
+    """The most bytes at the fullest pass for the least time."""
+    fullest = max(range(len(schedule.peaks)), key=lambda index: schedule.peaks[index])
+    saved = schedule.peaks[fullest]
+    tries = [one for one in tries if one.peaks[fullest] < saved]
+    price = 1e-6 * schedule.seconds  # of what costs nothing: the most bytes then
+
+    def cost(one: Schedule) -> float:
+        return (max(0.0, one.seconds - schedule.seconds) + price) / (saved - one.peaks[fullest])
+
+    return min(tries, key=cost, default=None)
+
+
+def _stored_at(schedule: Schedule, index: int) -> list[Node]:
+    born: list[Node] = []
+    for at, one in enumerate(schedule.passes[: index + 1]):
+        born += one.stored
+        if at < index:
+            born = [node for node in born if node not in one.last_reads]
+    return born
