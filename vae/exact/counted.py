@@ -18,7 +18,7 @@ from .ops import RowByRow, Reshape
 GRAIN = 512  # bytes to which PyTorch's allocators on accelerators round
 TURNS = frozenset(["permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis"])
 # Kernels that make a norm's line of one strip's statistics, and more for those of several.
-OF_ONE, OF_MANY = 9, 9
+OF_ONE, OF_MANY = 4, 7
 FOLDING = 7  # kernels per parity of rows
 
 
@@ -163,6 +163,12 @@ class Counted(Kernels):
     def clone(self, slab: Ghost) -> Ghost:
         self._kernel(2 * slab.size)
         return self._ghost(slab.size, slab.rows)
+
+    def view(self, slab: Ghost) -> Ghost:
+        if self.meter.strips == 1 or slab.block is None:
+            return slab
+        # What the last of the strips would hold.
+        return Ghost(Block(self.meter, slab.block.size // self.meter.strips + slab.size), slab.size, slab.rows)
 
     def cast(self, slab: Ghost, dtype: torch.dtype) -> Ghost:
         size = slab.size // 2 if dtype.itemsize == 2 else slab.size * 2

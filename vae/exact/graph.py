@@ -100,10 +100,13 @@ class Node:
         sources: what it is computed from.
         shape, dtype, device: of the whole map.
         rows: where its rows are.
+        row_elements, row_bytes, bytes: of a row, and of the whole map.
         order: nodes are numbered as they are recorded.
     """
 
-    __slots__ = ("__weakref__", "device", "dtype", "op", "order", "rows", "shape", "sources")
+    __slots__ = (
+        "__weakref__", "bytes", "device", "dtype", "op", "order", "row_bytes", "row_elements", "rows", "shape", "sources",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -121,22 +124,14 @@ class Node:
         self.device = device
         self.rows = rows
         self.order = next(_order)
+        # Asked for thousands of times while a plan is looked for.
+        self.row_elements = math.prod(self.shape) // rows.count
+        self.row_bytes = self.row_elements * dtype.itemsize
+        self.bytes = self.row_bytes * rows.count
 
     @property
     def is_leaf(self) -> bool:
         return isinstance(self.op, Leaf)
-
-    @property
-    def row_elements(self) -> int:
-        return math.prod(self.shape) // self.rows.count
-
-    @property
-    def row_bytes(self) -> int:
-        return self.row_elements * self.dtype.itemsize
-
-    @property
-    def bytes(self) -> int:
-        return self.row_bytes * self.rows.count
 
     def slab_shape(self, rows: int) -> tuple[int, ...]:
         dim = self.rows.dim

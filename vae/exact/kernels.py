@@ -63,6 +63,10 @@ class Kernels:
     def clone(self, slab: Any) -> Any:
         return slab.clone(memory_format=torch.contiguous_format)
 
+    def view(self, slab: Any) -> Any:
+        """Rows that hold all of the slab that they were cut from."""
+        return slab
+
     def cast(self, slab: Any, dtype: torch.dtype) -> Any:
         return slab.to(dtype)
 

@@ -11,7 +11,8 @@ from .ops import GroupNorm
 
 
 class Moments:
-    """Mean and variance per image and group of channels, merged over strips in float64.
+    """Mean and variance per image and group of channels, merged over strips: in float64 on a CPU, on cards in float32
+    as their own kernels for group norm do.
 
     Strips leave theirs on the device; nothing is merged, and nothing waited for, before the first norm asks.
 
@@ -50,7 +51,7 @@ class Moments:
         return self._merged
 
     def _of_many(self) -> tuple[Tensor, Tensor]:
-        every = torch.stack(self.parts).to(widest(self.parts[0].device))
+        every = torch.stack(self.parts)
         shape = every.shape[1:]
         variances, means = every.view(len(self.counts), 2, -1).unbind(1)
         shares = self._shares(every)
@@ -62,14 +63,18 @@ class Moments:
     def _shares(self, like: Tensor) -> Tensor:
         """Of each strip in the whole, made on the device: strips but the last are as a rule alike."""
         total = sum(self.counts)
-        runs = [(count / total, len(list(run))) for count, run in groupby(self.counts)]
-        parts = [torch.full((length,), share, dtype=like.dtype, device=like.device) for share, length in runs]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        shares = torch.full((len(self.counts),), self.counts[0] / total, dtype=like.dtype, device=like.device)
+        start = 0
+        for count, run in groupby(self.counts):
+            stop = start + len(list(run))
+            if count != self.counts[0]:
+                shares[start:stop].fill_(count / total)
+            start = stop
+        return shares
 
     def line(self, norm: GroupNorm, channels: int, dims: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Group norm as scale and shift per image and channel, (B, C, 1, ...)."""
-        variance, mean = self._merge()
-        variance, mean = (part.to(widest(part.device)).unsqueeze(-1) for part in (variance, mean))
+        variance, mean = (part.unsqueeze(-1) for part in self._merge())
         scale = (variance + norm.eps).rsqrt()
         if norm.weight is None:
             scale = scale.expand(-1, -1, channels // self.groups)
@@ -81,11 +86,6 @@ class Moments:
             shift = torch.addcmul(norm.bias.view(self.groups, -1).to(mean.dtype), mean, scale, value=-1)
         shape = (len(mean), channels, *(1,) * (dims - 2))
         return scale.reshape(shape).to(dtype), shift.reshape(shape).to(dtype)
-
-
-def widest(device: torch.device) -> torch.dtype:
-    """The widest numbers of a device. Metal has no float64."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _of(slab: Tensor, groups: int) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from .graph import Node, ancestors
 from .ops import Attention, Convolution, GroupNorm, Held
@@ -35,10 +36,15 @@ class Pass:
     read: list[Node] = field(default_factory=list)
     last_reads: list[Node] = field(default_factory=list)
 
-    @property
+    @cached_property
     def clock(self) -> Node:
         """The target with the fewest rows: strips are counted in them."""
         return min((node for node, _ in self.targets), key=lambda node: node.rows.count)
+
+    @cached_property
+    def widest(self) -> int:
+        """Bytes of the largest map that is computed."""
+        return max(node.bytes for node in self.computed or [node for node, _ in self.targets])
 
     @property
     def targets(self) -> Iterator[tuple[Node, str]]:

@@ -75,6 +75,8 @@ class Schedule:
     launches: int
     peaks: tuple[int, ...]
     page_bytes: int = 0
+    times: tuple[float, ...] = ()
+    counts: tuple[int, ...] = ()
 
     @property
     def strips(self) -> int:
@@ -150,7 +152,7 @@ class Planner:
         outcomes, peaks, host_peak = [], [], 0
         for place, one in enumerate(passes):
             outcome = self._outcome(one, place, choice, page_bytes, alive.layouts)
-            touched = {*one.read, *one.stored}
+            touched = {*(node for node in one.read if node in alive.layouts), *one.stored}
             whole = sum(node.bytes for node, purpose in one.results if purpose == "whole")
             peaks.append(self.output_bytes + whole + alive.beside(touched, alive.device) + outcome.peak)
             host_peak = max(host_peak, alive.beside(touched, alive.host) + outcome.host_peak)
@@ -167,6 +169,8 @@ class Planner:
             sum(outcome.launches for outcome in outcomes),
             tuple(peaks),
             page_bytes,
+            tuple(outcome.seconds for outcome in outcomes),
+            tuple(outcome.launches for outcome in outcomes),
         )
 
     def passes(self, choice: Choice) -> list[Pass]:
@@ -210,9 +214,7 @@ class Planner:
             tallest = max(node.rows.count * node.rows.unit for node in self.analysis.outputs)
             rows = max(1, round(choice.rows * count / tallest))
         else:
-            nodes = one.computed or [node for node, _ in one.targets]
-            widest = max(node.bytes for node in nodes) / count
-            rows = max(1, int(choice.strip_bytes / widest))
+            rows = max(1, choice.strip_bytes * count // one.widest)
         rows = min(rows + rows % 2 if rows > 1 else rows, count)
         return math.ceil(count / math.ceil(count / rows))
 

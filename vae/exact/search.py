@@ -13,6 +13,7 @@ from .schedule import Choice, Planner, Schedule
 FINER = 0.8  # strips of the next try, to those of the last
 LEAST_ROWS = 8.0  # of the widest map in a strip on an accelerator: lower ones cost more kernels than they save bytes
 WORTH = 0.995  # a change that saves less time is none
+NEAR = 1.02  # times what it takes without a budget: no better one is looked for
 MOST_CHANGES = 12
 
 
@@ -34,9 +35,12 @@ class Search:
         """The schedule found, else the one with the lowest peak; and whether it fits."""
         if self.planner.figures.strip_bytes:
             return self._first_that_fits()
-        found = [self._improved(self._fitting(self.start))]
-        if self.planner.figures.link:
-            found.append(self._improved(self._tallest(replace(self.start, outside=True))))
+        ideal = self.planner.schedule(replace(self.start, strip_bytes=self._heights()[0]))
+        if ideal.peak <= self.budget:
+            return ideal, True
+        found = [self._improved(self._fitting(self.start), ideal)]
+        if self.planner.figures.link and not self._is_near(found[0], ideal):
+            found.append(self._tallest(replace(self.start, outside=True)))
         fitting = [one for one in found if one.peak <= self.budget]
         if not fitting:
             return min(found, key=lambda one: one.peak), False
@@ -113,11 +117,16 @@ class Search:
             schedule = lower
         return schedule
 
-    def _improved(self, schedule: Schedule) -> Schedule:
+    def _is_near(self, schedule: Schedule, ideal: Schedule) -> bool:
+        return schedule.peak <= self.budget and schedule.seconds <= NEAR * ideal.seconds
+
+    def _improved(self, schedule: Schedule, ideal: Schedule) -> Schedule:
         """Maps given up, or kept after all, as long as that saves time."""
         if schedule.peak > self.budget:
             return schedule
         for _ in range(MOST_CHANGES):
+            if self._is_near(schedule, ideal):
+                break
             tries = [self._tallest(one) for one in (*self._given_up(schedule), *self._kept_after_all(schedule))]
             tries = [one for one in tries if one.peak <= self.budget]
             best = min(tries, key=lambda one: one.seconds, default=schedule)
@@ -127,19 +136,29 @@ class Search:
         return schedule
 
     def _refined(self, schedule: Schedule) -> Schedule:
-        """Each pass by itself in fewer strips, where those still fit."""
+        """Fewer strips where those still fit: of passes over maps of one size together, since slabs that lie as they
+        are read need no gathering; then of each pass by itself."""
         if schedule.choice.rows:
             return schedule
-        for place in sorted(range(len(schedule.windows)), key=lambda place: -schedule.windows[place].count):
-            low, high = 1, schedule.windows[place].count
-            while low < high:
-                middle = (low + high) // 2
-                choice = replace(schedule.choice, strips={**schedule.choice.strips, place: middle})
-                fewer = self.planner.schedule(choice)
-                if fewer.peak <= self.budget and fewer.seconds <= schedule.seconds:
-                    schedule, high = fewer, middle
-                else:
-                    low = middle + 1
+        places = sorted(range(len(schedule.windows)), key=lambda place: -schedule.windows[place].count)
+        alike: dict[int, list[int]] = {}
+        for place in places:
+            alike.setdefault(schedule.passes[place].widest, []).append(place)
+        for group in (*alike.values(), *([place] for place in places)):
+            schedule = self._in_fewer(schedule, group)
+        return schedule
+
+    def _in_fewer(self, schedule: Schedule, places: list[int]) -> Schedule:
+        low, high = 1, max(schedule.windows[place].count for place in places)
+        while low < high:
+            middle = (low + high) // 2
+            fewer = {place: middle for place in places if schedule.windows[place].count > middle}
+            choice = replace(schedule.choice, strips={**schedule.choice.strips, **fewer})
+            found = self.planner.schedule(choice)
+            if found.peak <= self.budget and found.seconds <= schedule.seconds:
+                schedule, high = found, middle
+            else:
+                low = middle + 1
         return schedule
 
     # ------------------------------------------------------------ changes

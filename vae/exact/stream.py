@@ -149,7 +149,10 @@ class Stream:
         end = line.first + rows_of(node, line.slab)
         if first < end:
             rows = self.kernels.cut(node, line.slab, first - line.first, end - first)
-            self.lines[node] = Line(first, self.kernels.clone(rows))
+            self.lines[node] = Line(first, self._retained(node, rows))
+
+    def _retained(self, node: Node, rows: Any) -> Any:
+        return self.kernels.view(rows) if node in self.windows.viewed else self.kernels.clone(rows)
 
     # ---------------------------------------------------------------- rows of a node
 

@@ -47,6 +47,7 @@ class Windows:
         computed = set(one.computed)
         self.last_use = _last_use(self.order, self.kept, computed)
         self.last_read = _last_use(self.order, self.read, computed)
+        self.viewed = self._viewed()
         self.read_by_targets = (self.targets - self.kept) & self.read
 
     @property
@@ -81,6 +82,21 @@ class Windows:
         cuts = [rows * number * self.rows // self.clock for number in range(1, self.count)]
         inside = [start, *(cut for cut in cuts if start < cut < stop), stop]
         return list(pairwise(inside))
+
+    def _viewed(self) -> set[Node]:
+        """Lines of which the whole is kept till the next strip, for the few rows that it reads again.
+
+        A copy of these rows is a kernel. Where the line is the last that a strip reads, and no wider than what the pass
+        makes, keeping it takes no more at the peak: the next line is there before what is made from it.
+        """
+        overlapping = {node.sources[0] for node in self.one.computed if node.op.overlaps} & set(self.order)
+        made = sum(node.bytes for node in self.targets)
+        last = self.last_use.get(len(self.order) - 1, [])
+        return {
+            node
+            for node in overlapping
+            if len(overlapping) == 1 and node in last and node.bytes <= 1.1 * made and node.device.type != "cpu"
+        }
 
     def _strip(self, stop: int, reached: dict[Node, int]) -> Strip:
         strip = Strip()
