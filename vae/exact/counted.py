@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .device import Figures
+from .device import CUT_FROM, EVEN_BYTES, Figures, even
 from .graph import Node, Op
 from .kernels import Kernels
 from .ops import RowByRow, Reshape
@@ -63,7 +63,8 @@ class Block:
     __slots__ = ("meter", "size")
 
     def __init__(self, meter: Meter, size: int) -> None:
-        self.meter, self.size = meter, -(-size // GRAIN) * GRAIN
+        rest = meter.figures.rest if size > CUT_FROM and size % EVEN_BYTES else 0
+        self.meter, self.size = meter, -(-size // GRAIN) * GRAIN + rest
         meter.take(self.size)
 
     def __del__(self) -> None:
@@ -92,12 +93,13 @@ class Ghost:
         size: bytes.
         rows: of the node that it is of.
         turned: its dims lie in another order than its elements.
+        alone: it is all that its memory holds.
     """
 
-    __slots__ = ("block", "rows", "size", "turned")
+    __slots__ = ("alone", "block", "rows", "size", "turned")
 
-    def __init__(self, block: Block | None, size: int, rows: int, turned: bool = False) -> None:
-        self.block, self.size, self.rows, self.turned = block, size, rows, turned
+    def __init__(self, block: Block | None, size: int, rows: int, turned: bool = False, alone: bool = False) -> None:
+        self.block, self.size, self.rows, self.turned, self.alone = block, size, rows, turned, alone
 
 
 class Counted(Kernels):
@@ -118,7 +120,7 @@ class Counted(Kernels):
         meter.seconds += figures.seconds(flops, moved, itemsize) + (launches - 1) * figures.launch
 
     def _ghost(self, size: int, rows: int) -> Ghost:
-        return Ghost(Block(self.meter, size), size, rows)
+        return Ghost(Block(self.meter, size), size, rows, alone=True)
 
     def elsewhere(self, node: Node, rows: int) -> Ghost:
         """A part of a tensor that is counted by its owner."""
@@ -127,7 +129,9 @@ class Counted(Kernels):
     # ------------------------------------------------------------ slabs
 
     def empty(self, node: Node, rows: int) -> Ghost:
-        return self._ghost(node.row_bytes * rows, rows)
+        size = node.row_bytes * rows
+        asked = even(size, self.device)
+        return Ghost(Block(self.meter, asked), size, rows, alone=asked == size)
 
     def memory(self, size: int) -> Ghost:
         return Ghost(Page(self.meter, size), size, 0)
@@ -153,7 +157,7 @@ class Counted(Kernels):
         return Ghost(slab.block, slab.size * rows // slab.rows, rows, slab.turned)
 
     def stands_alone(self, slab: Ghost) -> bool:
-        return slab.block is not None and slab.block.size - slab.size < GRAIN and not slab.turned
+        return slab.block is not None and slab.alone and not slab.turned
 
     # ------------------------------------------------------------ work
 
@@ -185,6 +189,9 @@ class Counted(Kernels):
     def add(self, into: Ghost, slab: Ghost) -> None:
         self._kernel(2 * into.size + slab.size)
 
+    def sum(self, out: Ghost, first: Ghost, second: Ghost) -> None:
+        self._kernel(out.size + first.size + second.size)
+
     def run(self, op: Op, node: Node, slabs: Sequence[Ghost], start: int, stop: int) -> Ghost:
         rows = stop - start
         size = node.row_bytes * rows
@@ -207,7 +214,7 @@ class Counted(Kernels):
             self._kernel(2 * size)
             return self._ghost(size, rows)
         turns = isinstance(op, RowByRow) and getattr(op.function, "__name__", "") in TURNS
-        return Ghost(slab.block, size, rows, slab.turned != turns)
+        return Ghost(slab.block, size, rows, slab.turned != turns, slab.alone and size == slab.size)
 
     def in_place(self, op: Op, node: Node, slab: Ghost) -> Ghost | None:
         if not isinstance(op, RowByRow) or op.overwrite is None:

@@ -7,6 +7,14 @@ from dataclasses import dataclass
 import torch
 
 MIB = 1 << 20
+# PyTorch's caching allocator cuts a block only where more than 1 MiB remains (c10/cuda/CUDACachingAllocator.cpp:
+# should_split), and what remains counts as allocated. Slabs and buffers that differ by 2 MiB or nothing leave no rest.
+EVEN_BYTES, CUT_FROM = 2 * MIB, 1 * MIB
+
+
+def even(size: int, device: torch.device) -> int:
+    """Bytes to ask for, so that another slab can have exactly what is left."""
+    return -(-size // EVEN_BYTES) * EVEN_BYTES if size > CUT_FROM and device.type != "cpu" else size
 
 
 @dataclass(frozen=True)
@@ -25,6 +33,7 @@ class Figures:
         scratch: how much of what kernels may take beside tensors (:meth:`Op.scratch`) is counted.
         margin: what is counted of a strip, for what only the C library knows.
         least_margin: bytes beside that.
+        rest: bytes by which the allocator's blocks exceed large slabs that are not even, as a mean.
     """
 
     launch: float
@@ -36,6 +45,7 @@ class Figures:
     scratch: float = 0.0
     margin: float = 1.0
     least_margin: int = 0
+    rest: int = 0
 
     def seconds(self, flops: float, moved: float, itemsize: int = 4) -> float:
         """Of one kernel with so many operations on numbers of so many bytes, and bytes read and written."""
@@ -50,7 +60,7 @@ CPU = Figures(1e-5, 5e10, 1e10, 0.0, 8 * MIB, 1 * MIB, scratch=1.0, margin=1.35,
 # 2 to 3 for the launch alone); 12.7 TFLOP/s, 360 GB/s (NVIDIA's Ampere GA102 paper, RTX 3060); 25 GB/s: four fifths of
 # PCI Express 4.0 x 16. cuDNN takes less where there is less (its algorithms with a smaller workspace), so that its
 # workspace is not counted here.
-ACCELERATOR = Figures(5e-6, 12.7e12, 3.6e11, 2.5e10)
+ACCELERATOR = Figures(5e-6, 12.7e12, 3.6e11, 2.5e10, rest=MIB // 2)
 
 
 def figures_of(device: torch.device) -> Figures:

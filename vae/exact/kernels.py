@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .device import even
 from .graph import Node, Op
 from .moments import Moments
 from .ops import GroupNorm
@@ -29,7 +30,10 @@ class Kernels:
 
     def empty(self, node: Node, rows: int) -> Any:
         """An uninitialised slab."""
-        return node.empty(rows)
+        size = node.row_bytes * rows
+        if size == (asked := even(size, self.device)):
+            return node.empty(rows)
+        return self.shaped(node, self.memory(asked), rows, node.dtype)
 
     def memory(self, size: int) -> Any:
         """Bytes without a shape."""
@@ -84,6 +88,9 @@ class Kernels:
 
     def add(self, into: Any, slab: Any) -> None:
         into.add_(slab)
+
+    def sum(self, out: Any, first: Any, second: Any) -> None:
+        torch.add(first, second, out=out)
 
     def run(self, op: Op, node: Node, slabs: Sequence[Any], start: int, stop: int) -> Any:
         """Rows [start, stop) of a node from those of its sources."""

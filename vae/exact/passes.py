@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from .graph import Node, ancestors
-from .ops import Attention, Convolution, GroupNorm, Held
+from .ops import Attention, Convolution, GroupNorm, Held, Pad
 
 # Recomputing a map costs this many operations per element at most to be called cheap, and is then never stored: a
 # 3 x 3 convolution of the three channels of a picture takes 54, of 128 channels 2304.
@@ -43,8 +43,9 @@ class Pass:
 
     @cached_property
     def widest(self) -> int:
-        """Bytes of the largest map that is computed."""
-        return max(node.bytes for node in self.computed or [node for node, _ in self.targets])
+        """Bytes of the largest map that is computed, without padding."""
+        nodes = [node for node in self.computed if not isinstance(node.op, Pad)] or [node for node, _ in self.targets]
+        return max(node.bytes for node in nodes)
 
     @property
     def targets(self) -> Iterator[tuple[Node, str]]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .counted import Counted, CountedParking, Ghost, Sizes, There
-from .device import Figures, figures_of
+from .device import CUT_FROM, EVEN_BYTES, Figures, figures_of
 from .graph import Node
 from .pages import Paged, Pages
 from .passes import Analysis, Pass
@@ -216,7 +216,19 @@ class Planner:
         else:
             rows = max(1, choice.strip_bytes * count // one.widest)
         rows = min(rows + rows % 2 if rows > 1 else rows, count)
-        return math.ceil(count / math.ceil(count / rows))
+        rows = math.ceil(count / math.ceil(count / rows))
+        if self.figures.page_bytes or choice.rows or rows == count:
+            return rows
+        return even_rows(rows, one.widest // count, count)
+
+
+def even_rows(rows: int, of_row: int, count: int) -> int:
+    """Rows of which the allocator leaves no rest (:data:`EVEN_BYTES`), also in maps half as wide; alike in passes that
+    hand slabs to each other."""
+    grain = EVEN_BYTES // math.gcd(EVEN_BYTES, max(1, of_row // 2))
+    if of_row * rows <= CUT_FROM or 2 * grain > count:
+        return rows
+    return min(count, -(-rows // grain) * grain)
 
 
 class Alive:

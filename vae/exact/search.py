@@ -12,6 +12,7 @@ from .schedule import Choice, Planner, Schedule
 
 FINER = 0.8  # strips of the next try, to those of the last
 LEAST_ROWS = 8.0  # of the widest map in a strip on an accelerator: lower ones cost more kernels than they save bytes
+NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)  # of strips in a pass that are tried
 WORTH = 0.995  # a change that saves less time is none
 NEAR = 1.02  # times what it takes without a budget: no better one is looked for
 MOST_CHANGES = 12
@@ -149,17 +150,15 @@ class Search:
         return schedule
 
     def _in_fewer(self, schedule: Schedule, places: list[int]) -> Schedule:
-        low, high = 1, max(schedule.windows[place].count for place in places)
-        while low < high:
-            middle = (low + high) // 2
-            fewer = {place: middle for place in places if schedule.windows[place].count > middle}
+        best, most = schedule, max(schedule.windows[place].count for place in places)
+        # Not every smaller number takes more memory: slabs may lie as they are read, or not.
+        for number in (number for number in NUMBERS if number < most):
+            fewer = {place: number for place in places if schedule.windows[place].count > number}
             choice = replace(schedule.choice, strips={**schedule.choice.strips, **fewer})
             found = self.planner.schedule(choice)
-            if found.peak <= self.budget and found.seconds <= schedule.seconds:
-                schedule, high = found, middle
-            else:
-                low = middle + 1
-        return schedule
+            if found.peak <= self.budget and found.seconds < best.seconds:
+                best = found
+        return best
 
     # ------------------------------------------------------------ changes
 

@@ -206,6 +206,19 @@ class Stream:
         self.kernels.share(1)
         return slab
 
+    def _write_sum(self, node: Node, out: Any, start: int, stop: int) -> None:
+        mine, other = sorted(node.sources, key=lambda source: source in self.leaves)
+        slab, kernels = self.rows(mine, start, stop)[0], self.kernels
+        if other in self.leaves:
+            pieces = list(self.leaves[other].pieces(start, stop))
+        else:
+            pieces = [(start, stop, self.rows(other, start, stop)[0])]
+        kernels.share(len(pieces))
+        for low, high, rows in pieces:
+            into, part = (kernels.cut(node, whole, low - start, high - low) for whole in (out, slab))
+            kernels.sum(into, part, rows)
+        kernels.share(1)
+
     def write(self, node: Node, out: Any, start: int, stop: int) -> None:
         """Computes rows [start, stop) into a given slab, without another where the operation allows it."""
         op, kernels = node.op, self.kernels
@@ -220,6 +233,8 @@ class Stream:
             kernels.copy(out, kernels.cut(node, line.slab, start - line.first, stop - start))
         elif isinstance(op, GroupNorm):
             self._normalise(node, out, start, stop)
+        elif isinstance(op, Add):
+            self._write_sum(node, out, start, stop)
         elif isinstance(op, Pad) and op.rows_only:
             self._write_between_zeros(node, op.pads[2], out, start, stop)
         elif len(node.sources) == 1 and node.sources[0].dtype == node.dtype and self._overwrites(node):
