@@ -156,6 +156,11 @@ class Counted(Kernels):
             return slab
         return Ghost(slab.block, slab.size * rows // slab.rows, rows, slab.turned)
 
+    def columns(self, node: Node, slab: Ghost, first: int, count: int) -> Ghost:
+        if count == node.shape[-1]:
+            return slab
+        return Ghost(slab.block, slab.size * count // node.shape[-1], slab.rows, slab.turned)
+
     def stands_alone(self, slab: Ghost) -> bool:
         return slab.block is not None and slab.alone and not slab.turned
 

@@ -55,6 +55,10 @@ class Kernels:
         """A view of some rows of a slab, counted from its first."""
         return slab if start == 0 and slab.shape[node.rows.dim] == rows * node.rows.unit else node.cut(slab, start, rows)
 
+    def columns(self, node: Node, slab: Any, first: int, count: int) -> Any:
+        """A view of some columns of a slab."""
+        return slab if count == node.shape[-1] else slab.narrow(-1, first, count)
+
     def stands_alone(self, slab: Any) -> bool:
         """Whether a slab is contiguous and holds no memory but its own."""
         return bool(slab.is_contiguous()) and slab.untyped_storage().nbytes() <= slab.numel() * slab.element_size()

@@ -183,7 +183,7 @@ class Pad(Op):
         if rows[0] == first and rows[-1] - rows[0] == len(rows) - 1:
             inside = slabs[0].narrow(dim, 0, len(rows))
         else:
-            inside = slabs[0].index_select(dim, torch.tensor([row - first for row in rows], device=slabs[0].device))
+            inside = slabs[0].index_select(dim, self._places(node, start, stop, slabs[0].device) - first)
         above, below = max(0, self.pads[2] - start), max(0, stop - self.pads[2] - node.sources[0].rows.count)
         if self.mode == "constant" and (above or below):
             inside = inside.clone()
@@ -206,10 +206,19 @@ class Pad(Op):
             return [count - 1 - abs(count - 1 - abs(row)) for row in rows]
         return [min(max(row, 0), count - 1) for row in rows]
 
+    def _places(self, node: Node, start: int, stop: int, device: torch.device) -> Tensor:
+        """:meth:`_rows_of`, made on the device: a list of numbers from the host would be waited for."""
+        last = node.sources[0].rows.count - 1
+        rows = torch.arange(start - self.pads[2], stop - self.pads[2], device=device)
+        return last - (last - rows.abs()).abs() if self.mode == "reflect" else rows.clamp_(0, last)
+
     @property
-    def rows_only(self) -> bool:
-        """Nothing but rows of zeros."""
-        return self.mode == "constant" and not self.value and not any(self.pads[:2]) and not any(self.pads[4:])
+    def zeros(self) -> bool:
+        """Nothing but rows and columns of zeros."""
+        return self.mode == "constant" and not self.value and not any(self.pads[4:])
+
+    def temporaries(self, node: Node, start: int, stop: int) -> int:
+        return (stop - start) * node.sources[0].row_bytes
 
 
 @dataclass

@@ -16,6 +16,7 @@ NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)  # of str
 WORTH = 0.995  # a change that saves less time is none
 NEAR = 1.02  # times what it takes without a budget: no better one is looked for
 MOST_CHANGES = 12
+FULL = 0.85  # of the fullest pass's bytes: passes whose maps are looked at too
 
 
 class Search:
@@ -128,7 +129,7 @@ class Search:
         for _ in range(MOST_CHANGES):
             if self._is_near(schedule, ideal):
                 break
-            tries = [self._tallest(one) for one in (*self._given_up(schedule), *self._kept_after_all(schedule))]
+            tries = [self._tallest(one) for one in (*self._given_up(schedule, FULL), *self._kept_after_all(schedule))]
             tries = [one for one in tries if one.peak <= self.budget]
             best = min(tries, key=lambda one: one.seconds, default=schedule)
             if best.seconds > WORTH * schedule.seconds:
@@ -162,11 +163,17 @@ class Search:
 
     # ------------------------------------------------------------ changes
 
-    def _given_up(self, schedule: Schedule) -> Iterator[Choice]:
-        """A map of the fullest pass recomputed, or parked in host memory."""
+    def _given_up(self, schedule: Schedule, full: float = 1.0) -> Iterator[Choice]:
+        """A map of the fullest pass, or of all that are nearly as full, recomputed or parked in host memory."""
         choice = schedule.choice
-        fullest = max(range(len(schedule.peaks)), key=lambda index: schedule.peaks[index])
-        for node in _stored_at(schedule, fullest):
+        most = full * schedule.peak
+        alive = {
+            node: None
+            for index, peak in enumerate(schedule.peaks)
+            if peak >= most
+            for node in _stored_at(schedule, index)
+        }
+        for node in alive:
             if node in self.planner.analysis.storable:
                 yield replace(choice, recomputed=choice.recomputed | {node}, parked=choice.parked - {node})
             if self.planner.figures.link and not choice.outside and node not in choice.parked:
@@ -181,6 +188,8 @@ class Search:
             yield replace(choice, parked=choice.parked - {node})
         for node in choice.recomputed:
             yield replace(choice, recomputed=choice.recomputed - {node})
+            if self.planner.figures.link:
+                yield replace(choice, recomputed=choice.recomputed - {node}, parked=choice.parked | {node})
 
 
 def _best_exchange(schedule: Schedule, tries: list[Schedule]) -> Schedule | None:

@@ -235,22 +235,27 @@ class Stream:
             self._normalise(node, out, start, stop)
         elif isinstance(op, Add):
             self._write_sum(node, out, start, stop)
-        elif isinstance(op, Pad) and op.rows_only:
-            self._write_between_zeros(node, op.pads[2], out, start, stop)
+        elif isinstance(op, Pad) and op.zeros:
+            self._write_between_zeros(node, op, out, start, stop)
         elif len(node.sources) == 1 and node.sources[0].dtype == node.dtype and self._overwrites(node):
             self.write(node.sources[0], out, start, stop)
             kernels.in_place(op, node, out)
         else:
             kernels.copy(out, self.run_op(node, start, stop)[0])
 
-    def _write_between_zeros(self, node: Node, above: int, out: Any, start: int, stop: int) -> None:
+    def _write_between_zeros(self, node: Node, pad: Pad, out: Any, start: int, stop: int) -> None:
         source, kernels = node.sources[0], self.kernels
+        left, right, above = pad.pads[:3]
         first, last = source.clamp(start - above, stop - above)
-        top = first + above - start
+        top = min(max(0, first + above - start), stop - start)
         if top:
-            kernels.zero(kernels.cut(node, out, 0, min(top, stop - start)))
+            kernels.zero(kernels.cut(node, out, 0, top))
         if first < last:
-            self.write(source, kernels.cut(node, out, top, last - first), first, last)
+            rows, width = kernels.cut(node, out, top, last - first), source.shape[-1]
+            for edge, columns in ((0, left), (left + width, right)):
+                if columns:
+                    kernels.zero(kernels.columns(node, rows, edge, columns))
+            self.write(source, kernels.columns(node, rows, left, width), first, last)
         done = top + max(0, last - first)
         if done < stop - start:
             kernels.zero(kernels.cut(node, out, done, stop - start - done))

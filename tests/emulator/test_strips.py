@@ -1,0 +1,376 @@
+"""The exact strips on a card: what they launch, take and wait for, and that nothing races; computed on an emulated card.
+
+Narrow modules on a card that is as much slower keep the proportions of a full one: a width of 1/f has 1/f of the bytes
+and 1/f² of the operations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from headroom.vae.exact import DoesNotFit, ExactRun, PlannedRun, Schedule
+from headroom.vae.exact.device import ACCELERATOR, Figures
+from headroom.vae.exact.schedule import Choice, Planner
+from headroom.vae.exact.search import NUMBERS, Search
+
+from ..unit.test_exact_vae import Attention, Down, Residual, Up, error_of, noise, seeded
+from .conftest import Card
+
+DEVICE = torch.device("cuda")
+SLOWER = 16.0  # than a real card, as the modules are narrower
+TFLOPS, HBM, LINK = 12.7e12 / SLOWER**2, 3.6e11 / SLOWER, 2.5e10 / SLOWER
+FIGURES = replace(ACCELERATOR, flops=TFLOPS, bandwidth=HBM, link=LINK)
+WITHIN = 0.02  # of a prediction
+
+
+class Decoder(nn.Sequential):
+    """Three levels; the largest map, of 32 channels at eight times the latent, decides."""
+
+    def __init__(self, width: int = 16) -> None:
+        super().__init__(
+            nn.Conv2d(4, 4 * width, 3, padding=1),
+            Residual(4 * width, 4 * width),
+            Attention(4 * width),
+            Residual(4 * width, 4 * width),
+            Up(4 * width),
+            Residual(4 * width, 4 * width),
+            Up(4 * width),
+            Residual(4 * width, 2 * width),
+            Up(2 * width),
+            Residual(2 * width, width),
+            Residual(width, width),
+            nn.GroupNorm(4, width),
+            nn.SiLU(),
+            nn.Conv2d(width, 3, 3, padding=1),
+        )
+
+
+class Encoder(nn.Sequential):
+    def __init__(self, width: int = 16) -> None:
+        super().__init__(
+            nn.Conv2d(3, width, 3, padding=1),
+            Residual(width, width),
+            Residual(width, width),
+            Down(width),
+            Residual(width, 2 * width),
+            Down(2 * width),
+            Residual(2 * width, 4 * width),
+            Down(4 * width),
+            Residual(4 * width, 4 * width),
+            Attention(4 * width),
+            nn.GroupNorm(4, 4 * width),
+            nn.SiLU(),
+            nn.Conv2d(4 * width, 8, 3, padding=1),
+        )
+
+
+MODULES = {"decode": (Decoder, (1, 4, 40, 40), 32), "encode": (Encoder, (1, 3, 320, 320), 16)}
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+class Case:
+    """A module on the card, its input, and what it gives in one piece.
+
+    Attributes:
+        largest: bytes of the largest map.
+        seconds: of the clock, in one piece.
+    """
+
+    def __init__(self, card: Card, way: str) -> None:
+        make, shape, channels = MODULES[way]
+        self.card = card
+        self.module = seeded(make).to(DEVICE)
+        self.x = noise(*shape).to(DEVICE)
+        self.largest = channels * 320 * 320 * 4
+        self.expected = self.module(self.x)
+        self.seconds = self._timed(lambda: self.module(self.x))
+        self.plans: list[Schedule] = []
+
+    def _timed(self, work: Any) -> float:
+        torch.cuda.synchronize()
+        before = self.card.seconds
+        work()
+        torch.cuda.synchronize()
+        return self.card.seconds - before
+
+    def new_run(self, budget: float = math.inf, **options: Any) -> ExactRun:
+        weights = list(self.module.parameters())
+        return ExactRun(
+            budget, **{"owned": weights, "figures": FIGURES, "on_plan": self.plans.append, **options}
+        )
+
+    def run(self, budget: float = math.inf, **options: Any) -> tuple[Tensor, float, int, Schedule]:
+        """The result, seconds, bytes at the peak (what PyTorch was asked for), and the plan."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+        self.card.reset()
+        made: list[Tensor] = []
+        seconds = self._timed(lambda: made.append(self.new_run(budget, **options).run(self.module, self.x)))
+        peak = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
+        return made[0], seconds, peak, self.plans[-1]
+
+    def least(self) -> int:
+        with pytest.raises(DoesNotFit) as failure:
+            self.new_run(1).run(self.module, self.x)
+        return failure.value.least
+
+
+@pytest.fixture(params=["decode", "encode"])
+def case(card: Card, request: pytest.FixtureRequest) -> Case:
+    slow(card)
+    return Case(card, request.param)
+
+
+@pytest.fixture
+def decoding(card: Card) -> Case:
+    slow(card)
+    return Case(card, "decode")
+
+
+def slow(card: Card, **settings: Any) -> None:
+    """A card in proportion to the narrow modules."""
+    for unit in (1.0, 1e9):  # bytes a second or GB/s, whichever this card takes
+        card.set(tflops=TFLOPS / 1e12, hbm=HBM / unit, h2d=LINK / unit, d2h=LINK / unit, **settings)
+        x = torch.zeros(1 << 20, device=DEVICE)
+        torch.cuda.synchronize()
+        before = card.seconds
+        x.neg()
+        torch.cuda.synchronize()
+        if card.seconds - before < 100 * 2 * x.nbytes / HBM:
+            return
+    raise AssertionError("the card takes its bandwidth in another unit")
+
+
+class TestFigures:
+    """The goals, for budgets in parts of the largest map."""
+
+    @pytest.mark.parametrize(("share", "allowed"), [(1.15, 1.10), (0.65, 1.25)])
+    def test_time_and_bytes_within_a_budget(self, case: Case, share: float, allowed: float) -> None:
+        budget = share * case.largest
+        result, seconds, peak, plan = case.run(budget)
+        assert error_of(result, case.expected.double()) < 2e-6
+        assert seconds <= allowed * case.seconds
+        assert peak <= budget
+        assert peak >= 0.9 * budget, "the budget is used"
+        assert abs(plan.peak - peak) <= WITHIN * peak
+
+    def test_few_launches(self, case: Case) -> None:
+        _, _, _, plan = case.run(1.15 * case.largest)
+        assert case.card.launches <= 1000
+        assert abs(plan.launches - case.card.launches) <= 0.1 * case.card.launches
+
+    def test_the_least_possible(self, case: Case) -> None:
+        least = case.least()
+        assert least < 0.45 * case.largest
+        result, seconds, peak, plan = case.run(least)
+        assert error_of(result, case.expected.double()) < 2e-6
+        assert seconds <= 2.5 * case.seconds
+        assert peak <= least
+        assert abs(plan.peak - peak) <= WITHIN * peak
+        assert plan.host_peak > 0
+
+    def test_without_a_budget_nothing_is_cut(self, case: Case) -> None:
+        _, seconds, _, plan = case.run()
+        assert plan.strips == len(plan.passes)
+        assert seconds <= 1.10 * case.seconds
+
+    def test_all_maps_in_host_memory(self, case: Case) -> None:
+        result, _, peak, plan = case.run(0.6 * case.largest, offload=True)
+        assert error_of(result, case.expected.double()) < 2e-6
+        assert peak <= 0.6 * case.largest
+        assert plan.choice.outside
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_in_16_bits(self, decoding: Case, dtype: torch.dtype) -> None:
+        case = decoding
+        case.module, case.x = case.module.to(dtype), case.x.to(dtype)
+        stock = case.module(case.x)
+        case.largest //= 2
+        result, _, peak, plan = case.run(1.15 * case.largest)
+        truth = case.expected.double()
+        assert (result - truth).square().mean().sqrt() <= 1.5 * (stock - truth).square().mean().sqrt()
+        assert peak <= 1.15 * case.largest
+        assert abs(plan.peak - peak) <= 2.5 * WITHIN * peak  # the CPU's kernels widen on their own account
+
+
+class TestOrder:
+    """Copies beside the computation: nothing is read or written too early, and nobody waits."""
+
+    @pytest.mark.parametrize("share", [0.3, 0.65])
+    @pytest.mark.parametrize("offload", [False, True])
+    def test_no_races_with_work_as_late_as_may_be(self, card: Card, share: float, offload: bool) -> None:
+        slow(card, lazy=True, races=True)
+        case = Case(card, "decode")
+        budget = share * case.largest
+        result, _, _, plan = case.run(budget if budget > 1 else math.inf, offload=offload)
+        assert plan.choice.parked or plan.choice.outside
+        assert error_of(result, case.expected.double()) < 2e-6
+        assert card.races == []
+
+    def test_host_memory_given_to_one_map_after_the_other(self, card: Card) -> None:
+        slow(card, lazy=True, races=True)
+        case = Case(card, "decode")
+        for _ in range(2):
+            result, _, _, _ = case.run(offload=True, rows=32)
+            assert error_of(result, case.expected.double()) < 2e-6
+        assert card.races == []
+
+    @pytest.mark.parametrize("options", [{}, {"offload": True}])
+    def test_the_host_waits_for_nothing_between_strips(self, decoding: Case, options: dict[str, Any]) -> None:
+        counted: list[int] = []
+        decoding.run(
+            0.5 * decoding.largest,
+            out_device=torch.device("cpu"),
+            out_dtype=torch.float32,
+            on_strip=lambda share, out: counted.append(int(decoding.card.stats["syncs"])),
+            **options,
+        )
+        assert len(counted) > 50
+        assert counted[0] == counted[-1]
+
+    def test_a_narrower_store_asks_once_a_pass(self, decoding: Case) -> None:
+        counted: list[int] = []
+        result, _, _, plan = decoding.run(
+            0.4 * decoding.largest,
+            store=torch.float16,
+            on_strip=lambda share, out: counted.append(int(decoding.card.stats["syncs"])),
+        )
+        assert error_of(result, decoding.expected.double()) < 1e-2
+        assert counted[-1] - counted[0] <= 2 * len(plan.passes)
+
+
+class Stop(Exception):
+    """Of a test."""
+
+
+class TestEnds:
+    """Whatever happens, nothing stays behind."""
+
+    @pytest.mark.parametrize("at", [0, 20, 60])
+    @pytest.mark.parametrize("offload", [False, True])
+    def test_stopped_in_the_middle(self, card: Card, at: int, offload: bool) -> None:
+        slow(card, lazy=True, races=True)
+        case = Case(card, "decode")
+        calls: list[float] = []
+
+        def stop(share: float, out: Tensor | None) -> None:
+            calls.append(share)
+            if len(calls) > at:
+                raise Stop
+
+        before = card.allocated
+        run = case.new_run(0.4 * case.largest, on_strip=stop, offload=offload)
+        with pytest.raises(Stop):
+            run.run(case.module, case.x)
+        run.close()
+        del run
+        case.plans.clear()
+        assert card.allocated == before
+        after = [torch.full((1 << 20,), 7.0, device=DEVICE) for _ in range(8)]
+        torch.cuda.synchronize()
+        assert all(bool((one == 7).all()) for one in after), "memory that a copy was still to write"
+        assert card.races == []
+
+    def test_after_a_run(self, decoding: Case) -> None:
+        before = decoding.card.allocated
+        result = decoding.run(0.3 * decoding.largest)[0]
+        assert decoding.card.allocated - before <= result.nbytes + 512
+
+    def test_out_of_memory_in_the_middle(self, card: Card) -> None:
+        slow(card, lazy=True, races=True)
+        case = Case(card, "decode")
+        before = card.allocated
+        calls: list[float] = []
+        hoard: list[Tensor] = []
+
+        def exhaust(share: float, out: Tensor | None) -> None:
+            calls.append(share)
+            if len(calls) == 30:
+                hoard.append(torch.empty(1 << 45, device=DEVICE))
+
+        run = case.new_run(0.4 * case.largest, on_strip=exhaust)
+        with pytest.raises(torch.OutOfMemoryError):
+            run.run(case.module, case.x)
+        run.close()
+        del run
+        case.plans.clear()
+        assert card.allocated == before
+        result = case.run(0.4 * case.largest)[0]
+        assert error_of(result, case.expected.double()) < 2e-6
+        assert card.races == []
+
+
+# ---------------------------------------------------------------- the plan against all there are
+
+def small(kind: int) -> tuple[nn.Module, tuple[int, ...]]:
+    """Modules with few maps to store."""
+    makes: list[tuple[list[Any], tuple[int, ...]]] = [
+        ([lambda: nn.Conv2d(4, 64, 3, padding=1), lambda: Residual(64, 64), lambda: Residual(64, 32)], (1, 4, 256, 192)),
+        ([lambda: nn.Conv2d(4, 64, 3, padding=1), lambda: Residual(64, 64), lambda: Up(64)], (1, 4, 128, 128)),
+        ([lambda: nn.Conv2d(4, 32, 3, padding=1), lambda: Down(32), lambda: Residual(32, 64)], (1, 4, 320, 320)),
+        ([lambda: nn.Conv2d(4, 48, 3, padding=1), lambda: Up(48), lambda: Residual(48, 24)], (1, 4, 120, 136)),
+        ([lambda: nn.Conv2d(4, 64, 3, padding=1), lambda: Residual(64, 128)], (2, 4, 160, 128)),
+        ([lambda: nn.Conv2d(4, 32, 3, padding=1), lambda: Residual(32, 32), lambda: Down(32)], (1, 4, 352, 256)),
+    ]
+    parts, shape = makes[kind]
+    last = [part() for part in parts]
+    channels = next(x.shape[0] for x in reversed(list(last[-1].parameters())) if x.ndim == 4)
+    norm = [nn.GroupNorm(4, channels), nn.SiLU(), nn.Conv2d(channels, 3, 3, padding=1)]
+    return nn.Sequential(*last, *norm), shape
+
+
+def planner_of(module: nn.Module, shape: tuple[int, ...], figures: Figures) -> Planner:
+    found: list[Planner] = []
+
+    class Asked(PlannedRun):
+        def _schedule(self, planner: Planner) -> Schedule:
+            found.append(planner)
+            return super()._schedule(planner)
+
+    meta = torch.device("meta")
+    Asked(figures=figures).run(module.to(meta), torch.empty(shape, device=meta))
+    return found[0]
+
+
+def every_choice(planner: Planner) -> Iterator[Schedule]:
+    """Heights alike in all passes, and up to two maps given up or parked, or all parked."""
+    storable = planner.analysis.storable
+    changes = [(node, way) for node in storable for way in ("recomputed", "parked")]
+    sets = [(), *((one,) for one in changes), *combinations(changes, 2)]
+    whole = max(node.bytes for node in planner.analysis.nodes)
+    for number in NUMBERS:
+        height = whole // number
+        yield planner.schedule(Choice(height, outside=True))
+        for chosen in sets:
+            ways = {way: frozenset(node for node, other in chosen if other == way) for way in ("recomputed", "parked")}
+            if not ways["recomputed"] & ways["parked"]:
+                yield planner.schedule(Choice(height, **ways))
+
+
+@pytest.mark.parametrize("kind", range(6))
+def test_the_plan_is_as_good_as_the_best_of_all(card: Card, kind: int) -> None:
+    module, shape = small(kind)
+    planner = planner_of(module, shape, FIGURES)
+    every = list(every_choice(planner))
+    least, most = min(one.peak for one in every), max(one.peak for one in every)
+    for share in (0.02, 0.1, 0.25, 0.5, 0.8):
+        budget = least + share * (most - least)
+        best = min((one for one in every if one.peak <= budget), key=lambda one: one.seconds)
+        found, fits = Search(planner, budget).run()
+        assert fits
+        assert found.peak <= budget
+        assert found.seconds <= 1.02 * best.seconds, (share, found.choice, best.choice)
