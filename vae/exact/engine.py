@@ -30,7 +30,7 @@ from .windows import Windows
 
 # A result that goes elsewhere gathers on the device first, if that takes no more than this share of the largest map: a
 # copy of each strip would have the host wait.
-GATHERED = 1 / 16
+GATHERED = 1 / 8
 STRIPS_BETWEEN_TRIMS = 8  # of the C library's heap: less often it grows further, more often it takes time
 
 
