@@ -11,7 +11,7 @@ from .graph import Node
 from .schedule import Choice, Planner, Schedule
 
 FINER = 0.8  # strips of the next try, to those of the last
-LEAST_ROWS = 8.0  # of the widest map in a strip on an accelerator: lower ones cost more kernels than they save bytes
+LEAST_ROWS = 4.0  # of the widest map in a strip on an accelerator: lower ones cost more kernels than they save bytes
 NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)  # of strips in a pass that are tried
 WORTH = 0.995  # a change that saves less time is none
 NEAR = 1.02  # times what it takes without a budget: no better one is looked for
