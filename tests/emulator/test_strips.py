@@ -1,4 +1,4 @@
-"""The exact strips on a card: what they launch, take and wait for, and that nothing races; computed on an emulated card.
+"""The exact strips on an emulated card: what they launch, take and wait for, and that nothing races.
 
 Narrow modules on a card that is as much slower keep the proportions of a full one: a width of 1/f has 1/f of the bytes
 and 1/f² of the operations.
@@ -110,9 +110,7 @@ class Case:
 
     def new_run(self, budget: float = math.inf, **options: Any) -> ExactRun:
         weights = list(self.module.parameters())
-        return ExactRun(
-            budget, **{"owned": weights, "figures": FIGURES, "on_plan": self.plans.append, **options}
-        )
+        return ExactRun(budget, **{"owned": weights, "figures": FIGURES, "on_plan": self.plans.append, **options})
 
     def run(self, budget: float = math.inf, **options: Any) -> tuple[Tensor, float, int, Schedule]:
         """The result, seconds, bytes at the peak (what PyTorch was asked for), and the plan."""
@@ -322,10 +320,14 @@ class TestEnds:
 
 # ---------------------------------------------------------------- the plan against all there are
 
+
 def small(kind: int) -> tuple[nn.Module, tuple[int, ...]]:
     """Modules with few maps to store."""
     makes: list[tuple[list[Any], tuple[int, ...]]] = [
-        ([lambda: nn.Conv2d(4, 64, 3, padding=1), lambda: Residual(64, 64), lambda: Residual(64, 32)], (1, 4, 256, 192)),
+        (
+            [lambda: nn.Conv2d(4, 64, 3, padding=1), lambda: Residual(64, 64), lambda: Residual(64, 32)],
+            (1, 4, 256, 192),
+        ),
         ([lambda: nn.Conv2d(4, 64, 3, padding=1), lambda: Residual(64, 64), lambda: Up(64)], (1, 4, 128, 128)),
         ([lambda: nn.Conv2d(4, 32, 3, padding=1), lambda: Down(32), lambda: Residual(32, 64)], (1, 4, 320, 320)),
         ([lambda: nn.Conv2d(4, 48, 3, padding=1), lambda: Up(48), lambda: Residual(48, 24)], (1, 4, 120, 136)),

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headroom.benchmarks._harness import peak_bytes
 from headroom.vae.exact import CannotRecord, DoesNotFit, ExactRun, StoreOverflow
-from headroom.vae.exact.moments import Moments
 from headroom.vae.exact.kernels import Kernels
+from headroom.vae.exact.moments import Moments
 from headroom.vae.exact.pages import Pages
 from headroom.vae.exact.search import Search
 
@@ -903,9 +903,7 @@ class TestRun:
         result = first.run(module, x)
         searched: list[float] = []
         search = Search.run
-        monkeypatch.setattr(
-            Search, "run", lambda *args, **kwargs: (searched.append(1), search(*args, **kwargs))[1]
-        )
+        monkeypatch.setattr(Search, "run", lambda *args, **kwargs: (searched.append(1), search(*args, **kwargs))[1])
         assert torch.equal(again.run(module, x), result)
         assert not searched
         assert again.report.peak == first.report.peak

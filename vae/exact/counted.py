@@ -13,7 +13,7 @@ import torch
 from .device import CUT_FROM, EVEN_BYTES, Figures, even
 from .graph import Node, Op
 from .kernels import Kernels
-from .ops import RowByRow, Reshape
+from .ops import Reshape, RowByRow
 
 GRAIN = 512  # bytes to which PyTorch's allocators on accelerators round
 TURNS = frozenset(["permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis"])

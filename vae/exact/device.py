@@ -52,8 +52,8 @@ class Figures:
         return self.launch + max(flops / (self.flops * (2 if itemsize < 4 else 1)), moved / self.bandwidth)
 
 
-# One core of a server (AVX2: 16 multiply-adds a cycle, two units, 3 GHz, of which convolutions reach a half), and what a
-# core draws from memory. Strips of 8 MiB were measured: larger ones leave the caches.
+# One core of a server (AVX2: 16 multiply-adds a cycle, two units, 3 GHz, of which convolutions reach a half), and what
+# a core draws from memory. Strips of 8 MiB were measured: larger ones leave the caches.
 CPU = Figures(1e-5, 5e10, 1e10, 0.0, 8 * MIB, 1 * MIB, scratch=1.0, margin=1.35, least_margin=2 * MIB)
 
 # An accelerator of the middle class: PyTorch's dispatch of an operator takes about 5 us (the CUDA programming guide has

@@ -206,7 +206,9 @@ class ExactRun:
         done = 0.0
         try:
             # Counted now: what is computed becomes leaves as the passes run.
-            for one, windows, flops in zip(schedule.passes, schedule.windows, [flops_of(one) for one in schedule.passes]):
+            for one, windows, flops in zip(
+                schedule.passes, schedule.windows, [flops_of(one) for one in schedule.passes]
+            ):
                 passes.run(one, windows, self._progress(one, flops / windows.count, done, schedule, pairs))
                 done += flops
         finally:

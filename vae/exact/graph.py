@@ -105,8 +105,18 @@ class Node:
     """
 
     __slots__ = (
-        "__weakref__", "bytes", "device", "dtype", "op", "order", "row_bytes", "row_elements", "rows", "shape", "sources",
-    )  # fmt: skip
+        "__weakref__",
+        "bytes",
+        "device",
+        "dtype",
+        "op",
+        "order",
+        "row_bytes",
+        "row_elements",
+        "rows",
+        "shape",
+        "sources",
+    )
 
     def __init__(
         self,

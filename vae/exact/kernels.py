@@ -53,7 +53,9 @@ class Kernels:
 
     def cut(self, node: Node, slab: Any, start: int, rows: int) -> Any:
         """A view of some rows of a slab, counted from its first."""
-        return slab if start == 0 and slab.shape[node.rows.dim] == rows * node.rows.unit else node.cut(slab, start, rows)
+        return (
+            slab if start == 0 and slab.shape[node.rows.dim] == rows * node.rows.unit else node.cut(slab, start, rows)
+        )
 
     def columns(self, node: Node, slab: Any, first: int, count: int) -> Any:
         """A view of some columns of a slab."""

@@ -117,4 +117,3 @@ class Paged(RowStore):
 
     def _rows(self, page: int) -> int:
         return min(self.rows_of_page, self.node.rows.count - page * self.rows_of_page)
-

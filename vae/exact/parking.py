@@ -50,12 +50,16 @@ class Parking:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.module = torch.get_device_module(device) if device.type != "cpu" else None
+        self.module: Any = None if device.type == "cpu" else torch.get_device_module(device)
         # An accelerator without streams (Metal) copies in the order of the computation.
-        streams = self.module is not None and hasattr(self.module, "Stream") and hasattr(self.module, "current_stream")
-        self.out = self.module.Stream(device=device) if streams else None
-        self.back = self.module.Stream(device=device) if streams else None
+        makes = getattr(self.module, "Stream", None) if hasattr(self.module, "current_stream") else None
+        self.out: Any = makes and makes(device=device)
+        self.back: Any = makes and makes(device=device)
         self.vacant: list[Ticket] = []
+
+    def put(self, slab: Tensor) -> Ticket:
+        """A slab that is there already, as a plan has them."""
+        raise NotImplementedError
 
     def send(self, node: Node, slab: Tensor) -> Ticket:
         """Starts to copy a slab away."""
@@ -117,7 +121,6 @@ class Parking:
         return Ticket(_locked(slab), None, None)
 
     def _current(self) -> Any:
-        assert self.module is not None
         return self.module.current_stream(self.device)
 
 

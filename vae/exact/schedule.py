@@ -75,8 +75,6 @@ class Schedule:
     launches: int
     peaks: tuple[int, ...]
     page_bytes: int = 0
-    times: tuple[float, ...] = ()
-    counts: tuple[int, ...] = ()
 
     @property
     def strips(self) -> int:
@@ -169,8 +167,6 @@ class Planner:
             sum(outcome.launches for outcome in outcomes),
             tuple(peaks),
             page_bytes,
-            tuple(outcome.seconds for outcome in outcomes),
-            tuple(outcome.launches for outcome in outcomes),
         )
 
     def passes(self, choice: Choice) -> list[Pass]:
@@ -275,8 +271,7 @@ class CountedPass:
         one, kernels = self.windows.one, self.kernels
         leaves = {node: self._leaf(node, layouts.get(node)) for node in one.read}
         stored = {node: self._store(node) for node in one.stored}
-        takers, statistics = self._takers(stored)
-        stream = Stream(self.windows, leaves, takers, {}, kernels)
+        stream = Stream(self.windows, leaves, self._takers(stored), {}, kernels)
         self._run(stream)
         for store in (*leaves.values(), *stored.values()):
             store.rest()
@@ -320,9 +315,8 @@ class CountedPass:
     def _store(self, node: Node) -> RowStore:
         return make_store(node, self.choice, self.kernels, self.pages, self.parking)
 
-    def _takers(self, stored: Mapping[Node, RowStore]) -> tuple[dict[Node, list[Taker]], list[Sizes]]:
+    def _takers(self, stored: Mapping[Node, RowStore]) -> dict[Node, list[Taker]]:
         takers: dict[Node, list[Taker]] = {}
-        statistics = []
         for node, purpose in self.windows.one.targets:
             of_node = takers.setdefault(node, [])
             if purpose == "stored":
@@ -330,9 +324,8 @@ class CountedPass:
             elif purpose in ("whole", "output"):
                 of_node.append(self._copying(node))
             else:
-                statistics.append(Sizes(self.kernels, node))
-                of_node.append(_adding(statistics[-1]))
-        return takers, statistics
+                of_node.append(_adding(Sizes(self.kernels, node)))
+        return takers
 
     def _storing(self, node: Node, store: RowStore) -> Taker:
         """A strip that stands for several leaves as many slabs."""

@@ -11,7 +11,6 @@ from .graph import Leaf, Node
 from .kernels import Kernels
 from .parking import Parking
 
-
 HALF_LIMIT = 65504.0
 
 
@@ -112,7 +111,7 @@ class Slabs(RowStore):
 
 
 class Parked(RowStore):
-    """In host memory: each strip is sent there when it is computed, and fetched one ahead of the strip that reads it."""
+    """In host memory: each strip is sent there when it is computed, and fetched one ahead of its reader."""
 
     def __init__(self, node: Node, kernels: Kernels, dtype: torch.dtype, parking: Parking) -> None:
         super().__init__(node, kernels, dtype)
