@@ -66,6 +66,9 @@ class Op:
         """Bytes that kernels may take for so many rows, beyond all tensors."""
         return 0
 
+    def prepare(self, node: Node) -> None:
+        """Makes what is kept from one strip to the next, before the first."""
+
     def kept_bytes(self) -> int:
         """Bytes kept from one strip to the next, until :meth:`release`."""
         return 0

@@ -125,6 +125,7 @@ class Kernels:
 
     def begin(self, op: Op, node: Node) -> None:
         """Before the first rows of a pass."""
+        op.prepare(node)
 
     def share(self, pieces: int) -> None:
         """What follows is done for each of so many pieces."""

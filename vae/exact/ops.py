@@ -314,6 +314,11 @@ class UpsampledConvolution(Op):
         """Column parities that are convolved in one: all where launches count, one by one where memory's caches do."""
         return ((0,), (1,)) if node.device.type == "cpu" else ((0, 1),)
 
+    def prepare(self, node: Node) -> None:
+        for parity in (0, 1):
+            for columns in self.together(node):
+                self.folded(parity, columns)
+
     def folded(self, parity: int, columns: tuple[int, ...]) -> tuple[Tensor, Tensor | None]:
         """The 2 x 2 kernels and biases for one parity of rows and some of columns, kept until :meth:`release`."""
         key = parity, columns

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -272,7 +272,7 @@ class CountedPass:
         leaves = {node: self._leaf(node, layouts.get(node)) for node in one.read}
         stored = {node: self._store(node) for node in one.stored}
         stream = Stream(self.windows, leaves, self._takers(stored), {}, kernels)
-        self._run(stream)
+        self._run(stream, layouts)
         for store in (*leaves.values(), *stored.values()):
             store.rest()
         meter, link = kernels.meter, self.figures.link
@@ -287,15 +287,24 @@ class CountedPass:
             {node: _layout(store) for node, store in stored.items()},
         )
 
-    def _run(self, stream: Stream) -> None:
+    def _run(self, stream: Stream, layouts: Mapping[Node, Layout]) -> None:
         stream.begin()
-        strips = list(self.windows.sampled())
+        strips = list(self.windows.sampled(self._crossing(layouts)))
         for index, (strip, number) in enumerate(strips):
             self.kernels.meter.strips = number
             following = strips[index + 1][0] if index + 1 < len(strips) else None
             stream.strip(strip, following)
         self.kernels.meter.strips = 1
         stream.end()
+
+    def _crossing(self, layouts: Mapping[Node, Layout]) -> Iterator[int]:
+        """Strips that go from the first slab of a map to the next, or to its last: then both are near."""
+        windows = self.windows
+        for node in windows.one.read:
+            layout = layouts.get(node, ())
+            for first, _ in {*layout[1:2], *layout[1:][-1:]}:
+                number = first * windows.clock // (node.rows.count * windows.rows)
+                yield from (number, number + 1)
 
     def _leaf(self, node: Node, layout: Layout | None) -> Any:
         """A map that is read: stored before, or there anyway."""

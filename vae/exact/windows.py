@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -60,15 +60,16 @@ class Windows:
         for number in range(1, self.count + 1):
             yield self._strip(min(self.clock, number * self.rows), reached)
 
-    def sampled(self) -> Iterator[tuple[Strip, int]]:
-        """The strips at the top, in the middle and at the bottom, marked 1; between them one for all the rest, marked
-        with their number."""
+    def sampled(self, more: Iterable[int] = ()) -> Iterator[tuple[Strip, int]]:
+        """The strips at the top, in the middle and at the bottom, and some more by their numbers, marked 1; between
+        them one for all the rest, marked with their number."""
         reached: dict[Node, int] = dict.fromkeys(self.targets, 0)
         last, middle = self.count, self.count // 2
         if last <= AT_TOP + 1 + AT_BOTTOM:
             numbers = list(range(1, last + 1))
         else:
-            numbers = [*range(1, AT_TOP + 1), middle, *range(last - AT_BOTTOM + 1, last + 1)]
+            further = (number for number in more if 1 <= number <= last)
+            numbers = [*range(1, AT_TOP + 1), middle, *further, *range(last - AT_BOTTOM + 1, last + 1)]
         before = 0
         for number in sorted(set(numbers)):
             if number - 1 > before:
