@@ -31,6 +31,7 @@ class Search:
 
     def __init__(self, planner: Planner, budget: float, store: torch.dtype | None = None, rows: int = 0) -> None:
         self.planner, self.budget = planner, budget
+        self.recomputes = True  # whether maps may be given up; where one is parked early, another way is found
         self.start = Choice(planner.figures.strip_bytes, store=store, rows=rows)
 
     def run(self) -> tuple[Schedule, bool]:
@@ -42,6 +43,9 @@ class Search:
             return ideal, True
         found = [self._improved(self._fitting(self.start), ideal)]
         if self.planner.figures.link and not self._is_near(found[0], ideal):
+            self.recomputes = False
+            found.append(self._improved(self._fitting(self.start), ideal))
+            self.recomputes = True
             found.append(self._tallest(replace(self.start, outside=True)))
         fitting = [one for one in found if one.peak <= self.budget]
         if not fitting:
@@ -174,7 +178,7 @@ class Search:
             for node in _stored_at(schedule, index)
         }
         for node in alive:
-            if node in self.planner.analysis.storable:
+            if self.recomputes and node in self.planner.analysis.storable:
                 yield replace(choice, recomputed=choice.recomputed | {node}, parked=choice.parked - {node})
             if self.planner.figures.link and not choice.outside and node not in choice.parked:
                 yield replace(choice, parked=choice.parked | {node})
