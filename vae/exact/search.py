@@ -11,7 +11,7 @@ from .graph import Node
 from .schedule import Choice, Planner, Schedule
 
 FINER = 0.8  # strips of the next try, to those of the last
-LEAST_ROWS = 4.0  # of the widest map in a strip on an accelerator: lower ones cost more kernels than they save bytes
+LEAST_ROWS = 2.0  # of the widest map in a strip on an accelerator: lower ones cost more kernels than they save bytes
 NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)  # of strips in a pass that are tried
 WORTH = 0.995  # a change that saves less time is none
 NEAR = 1.02  # times what it takes without a budget: no better one is looked for
@@ -47,7 +47,7 @@ class Search:
             found.append(self._improved(self._fitting(self.start), ideal))
             self.recomputes = True
             found.append(self._tallest(replace(self.start, outside=True)))
-        fitting = [one for one in found if one.peak <= self.budget]
+        fitting = [self._overlapped(one) for one in found if one.peak <= self.budget]
         if not fitting:
             return min(found, key=lambda one: one.peak), False
         return self._refined(min(fitting, key=lambda one: one.seconds)), True
@@ -140,6 +140,16 @@ class Search:
                 break
             schedule = best
         return schedule
+
+    def _overlapped(self, schedule: Schedule) -> Schedule:
+        """Lower strips, where copies beside them gain more by beginning early than the kernels cost."""
+        choice = schedule.choice
+        if choice.rows or not (choice.outside or choice.parked):
+            return schedule
+        lower = (size for size in self._heights() if size < choice.strip_bytes)
+        tries = [self.planner.schedule(replace(choice, strip_bytes=size)) for size in lower]
+        fitting = [one for one in tries if one.peak <= self.budget]
+        return min([schedule, *fitting], key=lambda one: one.seconds)
 
     def _refined(self, schedule: Schedule) -> Schedule:
         """Fewer strips where those still fit: of passes over maps of one size together, since slabs that lie as they
