@@ -18,6 +18,8 @@ from .stores import Parked, RowStore, Slabs
 from .stream import Stream, Taker
 from .windows import Windows
 
+EDGES = 5  # of a parked map's slabs that are looked at: they may lie anyhow to the strips that read them
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -298,11 +300,13 @@ class CountedPass:
         stream.end()
 
     def _crossing(self, layouts: Mapping[Node, Layout]) -> Iterator[int]:
-        """Strips that go from the first slab of a map to the next, or to its last: then both are near."""
+        """Strips that go from one slab of a map to the next, where both are near: of parked maps a few."""
         windows = self.windows
         for node in windows.one.read:
             layout = layouts.get(node, ())
-            for first, _ in {*layout[1:2], *layout[1:][-1:]}:
+            few = max(1, len(layout) // (EDGES if is_parked(node, self.choice) else 1))
+            edges = {*layout[1::few], *layout[1:][-1:]}
+            for first, _ in edges:
                 number = first * windows.clock // (node.rows.count * windows.rows)
                 yield from (number, number + 1)
 
