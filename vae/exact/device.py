@@ -60,7 +60,7 @@ CPU = Figures(1e-5, 5e10, 1e10, 0.0, 8 * MIB, 1 * MIB, scratch=1.0, margin=1.35,
 # 2 to 3 for the launch alone); 12.7 TFLOP/s, 360 GB/s (NVIDIA's Ampere GA102 paper, RTX 3060); 25 GB/s: four fifths of
 # PCI Express 4.0 x 16. cuDNN takes less where there is less (its algorithms with a smaller workspace), so that its
 # workspace is not counted here.
-ACCELERATOR = Figures(5e-6, 12.7e12, 3.6e11, 2.5e10, rest=MIB // 2)
+ACCELERATOR = Figures(5e-6, 12.7e12, 3.6e11, 2.5e10, margin=1.003, rest=MIB // 2)
 
 
 def figures_of(device: torch.device) -> Figures:

@@ -148,6 +148,7 @@ class ExactRun:
         dtype, device = self.out_dtype or node.dtype, self.out_device or node.device
         out = torch.zeros(node.shape, dtype=dtype, device=node.device if self._gathers(node, device) else device)
         self._execute([(node, out)], allocated=True)
+        self.close()  # the run refers to itself: statistics would stay until that is noticed
         return out.to(device)
 
     @staticmethod
@@ -157,7 +158,7 @@ class ExactRun:
         return device.type != node.device.type != "cpu" and node.bytes <= GATHERED * largest
 
     def close(self) -> None:
-        """Lets go of everything, after a failure."""
+        """Lets go of everything."""
         self.statistics.clear()
         self.gathered.clear()
         self.recorder.live.clear()
