@@ -148,6 +148,18 @@ class TestClock:
         expected = max(copy, 3 * product) if aside else copy + 3 * product
         assert self.seconds(card, work) == pytest.approx(expected, rel=1e-3)
 
+    def test_what_is_overwritten_is_not_read(self, card: Card) -> None:
+        card.set(hbm=1, dispatch_us=0, kernel_us=0)
+        a, b = (torch.ones(COUNT, device="cuda") for _ in range(2))
+        moved = {  # tensors that are read or written
+            2: [b.neg_, lambda: torch.add(a, a, out=b)],
+            3: [lambda: b.add_(a), lambda: torch.add(a, b)],
+            1: [lambda: b.fill_(3), lambda: b.zero_()],
+        }
+        for count, works in moved.items():
+            for work in works:
+                assert self.seconds(card, work) == pytest.approx(count * a.nbytes / 1e9, rel=1e-6)
+
     def test_shapes_alone_take_the_same_time_and_bytes(self, card: Card) -> None:
         map_, weight = torch.ones(1, 8, 33, 40, device="cuda"), torch.ones(16, 8, 3, 3, device="cuda")
         query = torch.ones(1, 2, 40, 8, device="cuda")

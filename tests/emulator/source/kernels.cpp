@@ -73,10 +73,13 @@ at::Generator cpu_generator(const IValue& given) {
   return at::make_generator<at::CPUGeneratorImpl>(seed + offset * GOLDEN);
 }
 
-IValue translated(Call& call, const IValue& value, bool writes, std::vector<at::Tensor>& written) {
+IValue translated(Call& call, const IValue& value, bool writes, bool overwrites, std::vector<at::Tensor>& written) {
   if (value.isTensor()) {
     if (writes) written.push_back(value.toTensor());
-    return call.to_cpu(value.toTensor());
+    std::size_t read = call.inputs.size();
+    at::Tensor cpu = call.to_cpu(value.toTensor());
+    if (overwrites) call.inputs.resize(read);
+    return cpu;
   }
   if (value.isTensorList()) {
     c10::List<at::Tensor> list;
@@ -170,7 +173,7 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
   Call call;
   std::vector<at::Tensor> outputs;  // first what is written in place
   for (std::size_t k = 0; k < count; k++)
-    (*stack)[base + k] = translated(call, (*stack)[base + k], traits.writes[k], outputs);
+    (*stack)[base + k] = translated(call, (*stack)[base + k], traits.writes[k], traits.overwrites[k], outputs);
   TORCH_CHECK(traits.takes_cpu_tensors || !call.has_cpu_operand || call.inputs.empty(),
               "Expected all tensors to be on the same device, but found at least two devices, ", here(),
               " and cpu! (when checking ", traits.name, ")");

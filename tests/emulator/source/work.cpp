@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace device {
 
@@ -12,6 +13,12 @@ constexpr double TILE = 64;
 constexpr int FIRST_WITH_BFLOAT16 = 80;  // compute capability times ten
 
 bool starts(const std::string& text, const char* with) { return text.rfind(with, 0) == 0; }
+
+bool fills(const std::string& name) {
+  for (const char* each : {"copy_", "fill_", "zero_", "normal_", "uniform_", "random_"})
+    if (name == std::string("aten::") + each) return true;
+  return false;
+}
 
 Product product_of(const std::string& name) {
   if (name == "aten::mm" || name == "aten::bmm") return Product::matrices;
@@ -31,6 +38,7 @@ Traits read(const c10::FunctionSchema& schema) {
     if (argument.type()->str().find("Generator") != std::string::npos) traits.generators.push_back(int(k));
     bool writes = argument.alias_info() && argument.alias_info()->isWrite();
     traits.writes.push_back(writes);
+    traits.overwrites.push_back(writes && (argument.kwarg_only() || fills(name)));
     traits.writes_any = traits.writes_any || writes;
   }
   traits.takes_cpu_tensors = starts(name, "aten::index") || starts(name, "aten::_unsafe_index") ||
@@ -54,6 +62,15 @@ int rate_of(const at::Tensor& operand, Product product) {
       return product == Product::convolution && capability >= FIRST_WITH_BFLOAT16 ? card::TF32 : card::SINGLE;
     default: return operand.element_size() == 1 ? card::EIGHT : card::SINGLE;
   }
+}
+
+// Each tensor once: what is read twice by one kernel comes once from memory.
+double bytes_of(const std::vector<at::Tensor>& tensors) {
+  double bytes = 0;
+  std::unordered_set<const void*> seen;
+  for (const at::Tensor& tensor : tensors)
+    if (seen.insert(tensor.unsafeGetTensorImpl()).second) bytes += double(tensor.nbytes());
+  return bytes;
 }
 
 double tiles(double rows, double columns, double batch = 1) {
@@ -93,8 +110,7 @@ const Traits& traits_of(const c10::OperatorHandle& op) {
 card::Kernel kernel_of(const Traits& traits, const std::vector<at::Tensor>& inputs,
                        const std::vector<at::Tensor>& outputs) {
   card::Kernel kernel;
-  for (const at::Tensor& tensor : inputs) kernel.bytes += double(tensor.nbytes());
-  for (const at::Tensor& tensor : outputs) kernel.bytes += double(tensor.nbytes());
+  kernel.bytes = bytes_of(inputs) + bytes_of(outputs);
   if (traits.product != Product::none && !outputs.empty()) count_product(kernel, traits.product, inputs, outputs[0]);
   return kernel;
 }

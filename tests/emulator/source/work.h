@@ -15,6 +15,7 @@ struct Traits {
   const char* name;
   std::vector<int> generators;  // positions of arguments
   std::vector<bool> writes;     // by argument
+  std::vector<bool> overwrites;  // those whose former contents do not matter: out=, the target of a copy or a fill
   bool writes_any = false;
   bool takes_cpu_tensors = false;  // indices and sources of copies may be the CPU's
   bool own_scratch = false;        // the CPU's way needs scratch that a card's does not: not counted
