@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,11 +31,11 @@ from headroom.tools.twin import stock_twin
 
 from ..host.conftest import ENVIRONMENT
 from ..host.families import psnr
+from ..nightly import NIGHTLY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MB = 2**20
-NIGHTLY = bool(os.environ.get("HEADROOM_NIGHTLY"))
 GRAPHS = {path.stem: path for path in sorted((Path(__file__).parents[2] / "workflows" / "api").glob("*.json"))}
 SHARES = (1.0, 0.6, 0.4)
 LEAST = 96 * MB  # below it torch's allocator, which takes 20 MB at a time, decides what fits
