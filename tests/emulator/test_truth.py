@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,11 +29,12 @@ from headroom.memory.prediction.fit_text import why_nothing_fits
 from ..host.autoencoders import AUTOENCODERS
 from ..host.families import FAMILIES, VAES, load_vae, psnr, sample
 from ..host.test_low_memory_vae import latent_of, picture_of
+from ..nightly import NIGHTLY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MB, GB = 2**20, 2**30
-NIGHTLY = bool(os.environ.get("HEADROOM_NIGHTLY"))
+
 MOST_OFF = 0.02
 # Bytes: predictions round each tensor up as the allocator's blocks are, the allocator tells what was asked for.
 ROUNDING = 48 * 512
