@@ -177,17 +177,19 @@ def _kept(one: Pass) -> set[Node]:
     return kept
 
 
-def _last_use(order: Sequence[Node], kept: set[Node], computed: set[Node]) -> dict[int, list[Node]]:
-    """Per position in the order, the lines (or leaves) that nothing behind it reads."""
-    last: dict[Node, int] = {node: position for position, node in enumerate(order) if node in kept}
+def _last_use(order: Sequence[Node], looked_for: set[Node], computed: set[Node]) -> dict[int, list[Node]]:
+    """Per position in the order, the lines (or leaves) that nothing behind it reads, itself or through others."""
+    last: dict[Node, int] = {node: position for position, node in enumerate(order) if node in looked_for}
     for position, node in enumerate(order):
-        pending = list(node.sources)
+        pending, seen = list(node.sources), set(node.sources)
         while pending:
             source = pending.pop()
-            if source in kept:
+            if source in looked_for:
                 last[source] = position
             elif source in computed:
-                pending.extend(source.sources)
+                # Once: in a chain of sums every node is reached along twice as many ways as the one behind it.
+                pending += [one for one in source.sources if one not in seen]
+                seen.update(source.sources)
     by_position: dict[int, list[Node]] = {}
     for node, position in last.items():
         by_position.setdefault(position, []).append(node)
