@@ -110,7 +110,9 @@ def _with_budget(base: type[Any]) -> type[Any]:
         def partially_load(self, device_to: Any, extra_memory: float = 0, force_patch_weights: bool = False) -> Any:
             budget = budget_of(self)
             if budget is not None and not self.is_dynamic():
-                extra_memory += self._make_room(budget) - budget.staging
+                extra_memory += self._make_room(budget)
+                if extra_memory >= 0:  # below zero the host unloads, and prepares no layer to be streamed
+                    extra_memory = max(0, extra_memory - budget.staging)
                 extra_memory = min(extra_memory, budget.loadable - self.loaded_size())
             result = super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights)
             if budget is not None and self.is_dynamic():

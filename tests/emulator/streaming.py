@@ -94,13 +94,17 @@ class Clock:
 
 
 def set_card(card: Card, case: Case, ratio: float, **settings: Any) -> None:
-    """Transfer of all weights takes ``ratio`` times as long as a step's compute does when all are resident."""
+    """Transfer of all weights takes ``ratio`` times as long as a step's compute does when all are resident.
+
+    Small models have too few tiles for the waves of a real one to be in proportion.
+    """
     weights = model_of(case).model_size()
     card.set(
-        h2d=weights / COPY_SECONDS,
-        d2h=25e9,
-        hbm=1e12,
+        h2d=weights / COPY_SECONDS / 1e9,
+        d2h=25,
+        hbm=1e3,
         tflops=operations(case) * ratio / COPY_SECONDS / 1e12,
+        waves=0,
         **settings,
     )
 

@@ -157,7 +157,7 @@ def test_nothing_stays_allocated(card: Card, x: Tensor, layers: float) -> None:
 
 def test_layers_that_stay_where_the_link_is_the_limit(card: Card, x: Tensor) -> None:
     """In the memory of the ring, which other layers went through in the calls before."""
-    card.set(lazy=True, races=True, h2d=1e8)
+    card.set(lazy=True, races=True, h2d=0.1)
     network = Network(4)
     expected = Network(4).to(CUDA)(x)
     prefetch = engine(network, 5)

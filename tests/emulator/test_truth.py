@@ -38,6 +38,7 @@ MB, GB = 2**20, 2**30
 MOST_OFF = 0.02
 # Bytes: predictions round each tensor up as the allocator's blocks are, the allocator tells what was asked for.
 ROUNDING = 48 * 512
+MOST_OFF_IN_STRIPS = 0.1  # of small pictures: a plan counts, as a mean, what the allocator leaves uncut of its blocks
 PLAIN = "stride 1x1 padding 0x0 dilation 1x1 groups 1"
 SIGNATURES = [
     f"{dtype} 1x8x{side}x{side} contiguous 8x8x{kernel}x{kernel} contiguous {PLAIN}"
@@ -70,9 +71,16 @@ def last_row() -> Row:
     return LOG.rows("", "")[-1]
 
 
-def check(row: Row) -> None:
-    """Beyond the weights, and with them, to the rounding of the allocator. Nothing else is on the card."""
-    everything = torch.cuda.memory_stats()["requested_bytes.all.peak"]  # since the weights are there
+def on_card() -> int:
+    """Bytes that tensors asked for and hold; of tests before this one, once their models have left."""
+    model_management.unload_all_models()
+    gc.collect()
+    return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
+
+
+def check(row: Row, before: int, most_off: float = MOST_OFF) -> None:
+    """Beyond the weights, and with them, to the rounding of the allocator."""
+    everything = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before  # since the weights are there
     row.ask()
     found = row.predicted
     assert found is not None
@@ -80,8 +88,8 @@ def check(row: Row) -> None:
     if found.bound:
         assert row.live <= found.activations
         return
-    assert row.live == pytest.approx(found.activations, rel=MOST_OFF, abs=ROUNDING)
-    assert everything == pytest.approx(found.peak, rel=MOST_OFF)
+    assert row.live == pytest.approx(found.activations, rel=most_off, abs=ROUNDING)
+    assert everything == pytest.approx(found.peak, rel=most_off)
 
 
 # ----------------------------------------------------------------------------------------- the cases: nodes by families
@@ -134,19 +142,21 @@ class TestPredictions:
             (loaded,) = nodes.UNETLoader().load_unet(f"{family.file}.safetensors", "default")
         model = CHANGES[node](loaded)  # held: a report asks it
         assert model.model.get_dtype() == DTYPES[dtype]
+        before = on_card()
         sample(model, family, latent=family.latent(192, 128))
-        check(last_row())
+        check(last_row(), before)
 
     @pytest.mark.parametrize(("name", "way", "method"), cases(CODINGS))
     def test_of_coding(self, card: Any, monkeypatch: pytest.MonkeyPatch, name: str, way: str, method: str) -> None:
         monkeypatch.setattr(host_arguments, "fp32_vae", True)
         tile = {"tile_size": 64, "overlap": 16} if method == "feathered" else {}
         vae = low_memory_vae(load_vae(name), VAESettings(method=method, **tile))
+        before = on_card()
         if way == "decode":
             vae.decode(latent_of(name, 96, 64))
         else:
             vae.encode(picture_of(96, 64, frames=5 if name in ("wan21", "ltx") else 1))
-        check(last_row())
+        check(last_row(), before, MOST_OFF_IN_STRIPS if method == "exact" else MOST_OFF)
 
 
 def test_other_models_and_the_weights_do_not_count(card: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +227,7 @@ class TestOutOfMemory:
 
     def test_an_error_that_names_the_least(self, card: Any) -> None:
         self.decode()
-        self.leave(card, 2)
+        self.leave(card, 0)
         with pytest.raises(model_management.OOM_EXCEPTION, match=r"strips of 128 x 192 need 0\.\d+ GB at least"):
             self.decode()
         self.after(card)
