@@ -121,21 +121,20 @@ def _least_gb(model: Any, way: str, operand: Any) -> float:
 
 
 def _one(work: Callable[[], object], largest: int) -> Row:
-    """Virtual seconds, kernels and bytes of the second of two runs, weights loaded and plan made."""
+    """Virtual seconds, kernels and bytes of the second run, weights loaded and plan made."""
     import comfy.model_management
     import emulated_card
     import torch
 
     try:
         work()
-        for _ in range(2):
-            gc.collect()
-            torch.cuda.synchronize()
-            emulated_card.reset()
-            torch.cuda.reset_peak_memory_stats()
-            before, held = emulated_card.stats(), torch.cuda.memory_allocated()
-            work()
-            torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.synchronize()
+        emulated_card.reset()
+        torch.cuda.reset_peak_memory_stats()
+        before, held = emulated_card.stats(), torch.cuda.memory_allocated()
+        work()
+        torch.cuda.synchronize()
     except (torch.OutOfMemoryError, comfy.model_management.OOM_EXCEPTION):
         comfy.model_management.unload_all_models()
         return {"failed": "out of memory"}
@@ -154,7 +153,7 @@ def _one(work: Callable[[], object], largest: int) -> Row:
 def start(card: CardModel, order: dict[str, Any], **settings: Any) -> list[Row]:
     """Runs an order on a card and gives its rows."""
     environment = Environment.from_variables()
-    variables = emulator.variables(environment, card, shapes=1, **settings)
+    variables = emulator.variables(environment, card, shapes=1, **settings) | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE), "--order", json.dumps(order)]
     done = subprocess.run(
         command, env={**os.environ, **variables}, cwd=ROOT, capture_output=True, text=True, check=False
