@@ -33,7 +33,7 @@ class NoRoom(Exception):
     """Memory ran out with the schedule that needs least.
 
     Attributes:
-        least: bytes that it needs, weights not counted.
+        least: bytes that it needs, weights not counted; infinite where memory ran out before anything was planned.
     """
 
     def __init__(self, least: float) -> None:
@@ -214,7 +214,7 @@ class _Rungs:
     def lower(self, planned: float) -> bool:
         """Halves what did not suffice; False where there is nothing below it."""
         self.failures += 1
-        if self.at_least:
+        if self.at_least or not self.budget:  # nothing was computed with none: it ran out before anything was planned
             return False
         # What is found below the least rises to it before anything is computed.
         self.budget = min(self.budget, planned) / 2 if self.failures <= HALVINGS else 0.0

@@ -248,9 +248,12 @@ class VAEPass:
 
     def may_feather_without_room(self, x: Tensor, row: Row, error: NoRoom) -> None:
         """Raises the host's own kind of out-of-memory error, with the least, unless the method is auto."""
-        least = _gb(error.least + self.weights(), up=True)
         sizes = " x ".join(str(size) for size in self.picture_size(x))
-        needed = f"exact strips of {sizes} need {least} at least (weights {_gb(self.weights())} included)"
+        if math.isinf(error.least):
+            needed = f"there was no room to begin exact strips of {sizes} (weights {_gb(self.weights())})"
+        else:
+            least = _gb(error.least + self.weights(), up=True)
+            needed = f"exact strips of {sizes} need {least} at least (weights {_gb(self.weights())} included)"
         if self.settings.method == "auto":
             self.notice(row, f"feathered (approximate), because memory ran out: {needed}")
             return
