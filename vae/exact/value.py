@@ -35,7 +35,12 @@ class Value:
         self.twin = torch.empty(node.shape, device="meta") if twin is None else twin
         self._seen = base.version if base is not None else 0
         self._version = 0
-        self.root: Value = self if base is None else base.root
+        self._root = None if base is None else base.root
+
+    @property
+    def root(self) -> Value:
+        """What this and all views of the same memory look into."""
+        return self._root or self
 
     @property
     def version(self) -> int:
@@ -65,5 +70,5 @@ class Value:
         elif is_observed():
             raise CannotRecord("an in-place operation on a view that cannot be written through")
         else:
-            self._node, self.base, self.look, self.root = node, None, None, self
+            self._node, self.base, self.look, self._root = node, None, None, None
             self._version += 1

@@ -46,15 +46,16 @@ def joined(recorder: Recorder, args: Any) -> Any:
     node = next(item.node for item in tensors_in(args) if isinstance(item, Recorded))
     from_end = len(node.shape) - node.rows.dim
 
-    def join(item: Any) -> Any:
-        if isinstance(item, (list, tuple)):
-            return type(item)(join(one) for one in item)
-        if not is_plain(item) or item.ndim < from_end or node.rows.unit != 1:
-            return item
-        dim = item.ndim - from_end
-        return recorder.leaf(item, dim) if item.shape[dim] == node.rows.count != 1 else item
+    return _joined(recorder, node, from_end, args)
 
-    return join(args)
+
+def _joined(recorder: Recorder, node: Node, from_end: int, item: Any) -> Any:
+    if isinstance(item, (list, tuple)):
+        return type(item)(_joined(recorder, node, from_end, one) for one in item)
+    if not is_plain(item) or item.ndim < from_end or node.rows.unit != 1:
+        return item
+    dim = item.ndim - from_end
+    return recorder.leaf(item, dim) if item.shape[dim] == node.rows.count != 1 else item
 
 
 def aligned(recorder: Recorder, args: Any) -> Any:
@@ -64,11 +65,12 @@ def aligned(recorder: Recorder, args: Any) -> Any:
     if all(node.rows.count == finest for node in nodes):
         return args
 
-    def refined(item: Any) -> Any:
-        if isinstance(item, (list, tuple)):
-            return type(item)(refined(one) for one in item)
-        if isinstance(item, Recorded) and item.node.rows.count * item.node.rows.unit == finest:
-            return Recorded(single(item.node), recorder)
-        return item
+    return _refined(recorder, finest, args)
 
-    return refined(args)
+
+def _refined(recorder: Recorder, finest: int, item: Any) -> Any:
+    if isinstance(item, (list, tuple)):
+        return type(item)(_refined(recorder, finest, one) for one in item)
+    if isinstance(item, Recorded) and item.node.rows.count * item.node.rows.unit == finest:
+        return Recorded(single(item.node), recorder)
+    return item

@@ -60,26 +60,27 @@ def shape(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict
     twin = function(base.value.twin, *args[1:], **kwargs)
     if name in VIEWS:
         undo = _undo_permutation(function, args, kwargs) if name in PERMUTES else _undo_unit_dim(name, args, kwargs)
-        return viewed(
-            recorder, base, Look(lambda node: row_by_row(function, (node, *args[1:]), kwargs, is_view=True), undo), twin
-        )
+
+        def look(node: Node) -> Node | None:
+            return row_by_row(function, (node, *args[1:]), kwargs, is_view=True)
+
+        return viewed(recorder, base, look if undo is None else Look(look, undo), twin)
     made = row_by_row(function, args, kwargs)
     return NotImplemented if made is None else Recorded(made, recorder)
 
 
 class Look:
-    """How a view sees its base, and what undoes it."""
+    """How a view sees its base, and what undoes it, so that it can be written through."""
 
-    def __init__(self, look: Callable[[Node], Node | None], undo: Callable[[Node], Node | None] | None = None) -> None:
+    def __init__(self, look: Callable[[Node], Node | None], undo: Callable[[Node], Node | None]) -> None:
         self.look, self.undo = look, undo
-        if undo is not None:
-            self.put_back = self._put_back
 
     def __call__(self, node: Node) -> Node | None:
         return self.look(node)
 
-    def _put_back(self, base: Node, part: Node) -> Node:
-        node = self.undo(part) if self.undo is not None else None
+    def put_back(self, base: Node, part: Node) -> Node:
+        """The base after a write to the view."""
+        node = self.undo(part)
         if node is None or node.shape != base.shape:
             raise CannotRecord("a write to a view that cannot be undone")
         return node

@@ -14,7 +14,7 @@ from ..record import Recorded, Recorder
 from ..value import CannotRecord
 from .alignment import single
 from .registry import Rule, rule
-from .shapes import Look, shape, viewed
+from .shapes import shape, viewed
 
 
 class Slice:
@@ -131,5 +131,8 @@ def _strided(recorder: Recorder, base: Recorded, dim: int, start: int, stop: int
     if dim == base.node.rows.dim:
         return NotImplemented
     index = (slice(None),) * dim + (slice(start, stop, step),)
-    look = Look(lambda node: row_by_row(Tensor.__getitem__, (node, index), {}, is_view=True))
+
+    def look(node: Node) -> Node | None:
+        return row_by_row(Tensor.__getitem__, (node, index), {}, is_view=True)
+
     return viewed(recorder, base, look, base.value.twin[index])
