@@ -452,12 +452,13 @@ class Decode(VAEPass):
 
     def recorded(self, run: ExactRun, x: Tensor) -> Tensor:
         vae, model = self.vae, self.vae.first_stage_model
-        x = x.to(device=vae.device, dtype=vae.vae_dtype)
+        given, x = x, x.to(device=vae.device, dtype=vae.vae_dtype)
+        run.beside = _copied(given, x)
         if not getattr(model, "comfy_has_chunked_io", False):
             return run.run(model.decode, x, **self.options)
         buffer = torch.zeros(model.decode_output_shape(x.shape), device=vae.output_device, dtype=torch.float32)
         if buffer.device.type == vae.device.type:
-            run.budget -= buffer.numel() * buffer.element_size()
+            run.beside += buffer.nbytes
         return run.run(model.decode, x, output_buffer=buffer, **self.options)
 
     def strip_rows(self) -> int:
@@ -524,10 +525,13 @@ class Encode(VAEPass):
 
     def recorded(self, run: ExactRun, x: Tensor) -> Tensor:
         vae, model = self.vae, self.vae.first_stage_model
-        x = vae.process_input(x).to(vae.vae_dtype)
+        given, x = x, vae.process_input(x).to(vae.vae_dtype)
         if getattr(model, "comfy_has_chunked_io", False):
+            run.beside = _copied(given, x) if x.device.type == vae.device.type else 0
             return run.run(model.encode, x, device=vae.device)
-        return run.run(model.encode, x.to(vae.device))
+        x = x.to(vae.device)
+        run.beside = _copied(given, x)
+        return run.run(model.encode, x)
 
     def strip_rows(self) -> int:
         return self.settings.tile_size // self.spatial
@@ -541,6 +545,11 @@ class Encode(VAEPass):
     def finish(self, out: Tensor) -> Tensor:
         format_encoded = getattr(self.vae, "format_encoded", None)
         return out if format_encoded is None else format_encoded(out)
+
+
+def _copied(given: Tensor, x: Tensor) -> int:
+    """Bytes of what was made of an input; 0 where it is the input itself, which is the host's."""
+    return 0 if x.untyped_storage()._cdata == given.untyped_storage()._cdata else int(x.nbytes)
 
 
 def _gb(size: float, up: bool = False) -> str:

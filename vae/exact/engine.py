@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -82,7 +83,7 @@ class ExactRun:
     """One run of a module in strips.
 
     Args:
-        budget: bytes on the device: strips, stored maps, output if it is made there. Not the weights, not the input.
+        budget: bytes on the device: strips, stored maps, output if it is made there, ``beside``. Not the weights.
         store: dtype for stored maps, if narrower than their own; None = their own.
         rows: rows of the output in a strip; 0 = by the budget.
         out_device, out_dtype: of the output; None = as the module makes it.
@@ -92,6 +93,8 @@ class ExactRun:
         attend: (query, key, value, scale) -> Tensor over (..., tokens, channels), exact.
         owned: weights that stay where they are during the run; others, on a GPU, are copied when they are recorded.
         offload: keep stored maps in host memory whatever the budget.
+        beside: bytes on the device all along that are the caller's and count in the budget: a copy of the input, what
+            the module writes into.
         plans: what earlier runs decided; used again where module, shape and dtype make the same computation.
         figures: of the device, for the plan; None = the documented ones of its kind.
     """
@@ -109,18 +112,23 @@ class ExactRun:
         attend: Callable[..., Tensor] = attend,
         owned: Iterable[Tensor] = (),
         offload: bool = False,
+        beside: int = 0,
         plans: dict[Hashable, PlannedBefore] | None = None,
         figures: Figures | None = None,
     ) -> None:
         self.budget, self.store, self.rows, self.offload = budget, store, rows, offload
-        self.out_device, self.out_dtype = out_device, out_dtype
+        self.out_device, self.out_dtype, self.beside = out_device, out_dtype, beside
         self.on_strip, self.on_plan = on_strip, on_plan
         self.plans = {} if plans is None else plans
         self.figures = figures
         self.statistics: dict[tuple[Node, int], Moments] = {}
-        self.gathered: set[Node] = set()
+        self.kept: set[Node] = set()  # from pass to pass
         self.report = Report()
-        self.recorder = Recorder(self._materialise, self._write_into, apply, attend, owned)
+        # Without a circle, so that the last map, weights that were copied and the input go when the run does.
+        own = weakref.proxy(self)
+        self.recorder = Recorder(
+            lambda node: own._materialise(node), lambda pairs: own._write_into(pairs), apply, attend, owned
+        )
 
     def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """``module(x, *args, **kwargs)`` for a (B, C, [T,] H, W) tensor, its rows in strips.
@@ -148,7 +156,7 @@ class ExactRun:
         dtype, device = self.out_dtype or node.dtype, self.out_device or node.device
         out = torch.zeros(node.shape, dtype=dtype, device=node.device if self._gathers(node, device) else device)
         self._execute([(node, out)], allocated=True)
-        self.close()  # the run refers to itself: statistics would stay until that is noticed
+        self.close()
         return out.to(device)
 
     @staticmethod
@@ -160,7 +168,8 @@ class ExactRun:
     def close(self) -> None:
         """Lets go of everything."""
         self.statistics.clear()
-        self.gathered.clear()
+        for node in list(self.kept):
+            self._free(node)
         self.recorder.live.clear()
         self.recorder.pending.clear()
 
@@ -183,7 +192,7 @@ class ExactRun:
         analysis = Analysis(list(outputs), later, known)
         on_device = [out for out in outputs.values() if out.device.type == device.type] if allocated else []
         output_bytes = sum(out.numel() * out.element_size() for out in on_device)
-        planner = Planner(analysis, device, output_bytes, self.figures)
+        planner = Planner(analysis, device, output_bytes + self.beside, self.figures)
         schedule = self._schedule(planner)
         self.report.schedules.append(schedule)
         self.on_plan(schedule)
@@ -228,10 +237,13 @@ class ExactRun:
         return before_strip
 
     def _free(self, node: Node) -> None:
+        """A map that a pass left is gone; also for its node, which a store knows."""
+        if node not in self.kept:
+            return
+        self.kept.discard(node)
         if isinstance(node.op, RowStore):
             node.op.free()
-        elif node in self.gathered:
-            node.op = Held(torch.empty(0), 0)
+        node.op = Held(torch.empty(0), 0)
 
 
 class PassRunner:
@@ -266,6 +278,7 @@ class PassRunner:
         self.owner.statistics |= moments
         for node, leaf in leaves.items():
             node.become(leaf)
+        self.owner.kept |= set(leaves)
         for node in one.last_reads:
             self.owner._free(node)
 
@@ -286,7 +299,6 @@ class PassRunner:
             elif purpose == "whole":
                 whole = torch.empty(node.shape, dtype=node.dtype, device=node.device)
                 leaves[node] = Held(whole, node.rows.dim, node.rows.unit)
-                self.owner.gathered.add(node)
                 of_node.append(_into(whole, node))
             elif purpose == "output":
                 of_node += [_into(out, node) for other, out in self.pairs if other is node]

@@ -58,7 +58,7 @@ class Schedule:
     """A choice with its passes and what they take.
 
     Attributes:
-        peak: bytes on the device at most: strips, stored maps there, output there. Weights and input not counted.
+        peak: bytes on the device at most: strips, stored maps there, output there, what is beside. Not the weights.
         host_peak: bytes of stored maps in host memory.
         flops: of all passes.
         seconds: by the device's figures.
@@ -111,14 +111,12 @@ class Planner:
     Args:
         analysis: its passes.
         device: where it runs.
-        output_bytes: of the outputs, if they are on the device and made by the run.
+        beside: bytes there all along: outputs that the run makes, and what is the caller's.
         figures: of the device; None: the documented ones.
     """
 
-    def __init__(
-        self, analysis: Analysis, device: torch.device, output_bytes: int, figures: Figures | None = None
-    ) -> None:
-        self.analysis, self.device, self.output_bytes = analysis, device, output_bytes
+    def __init__(self, analysis: Analysis, device: torch.device, beside: int, figures: Figures | None = None) -> None:
+        self.analysis, self.device, self.beside = analysis, device, beside
         self.figures = figures or figures_of(device)
         self._outcomes: dict[Hashable, Outcome] = {}
         self._passes: dict[frozenset[Node], list[Pass]] = {}
@@ -127,7 +125,7 @@ class Planner:
         """Equal for computations that can share a plan: operations, shapes, dtypes, device."""
         nodes = self.analysis.nodes
         described = tuple((type(node.op).__name__, node.shape, node.dtype) for node in nodes)
-        return (str(self.device), self.figures, self.output_bytes, described)
+        return (str(self.device), self.figures, self.beside, described)
 
     def remember(self, choice: Choice) -> PlannedBefore:
         """A choice for later computations of the same signature."""
@@ -154,7 +152,7 @@ class Planner:
             outcome = self._outcome(one, place, choice, page_bytes, alive.layouts)
             touched = {*(node for node in one.read if node in alive.layouts), *one.stored}
             whole = sum(node.bytes for node, purpose in one.results if purpose == "whole")
-            peaks.append(self.output_bytes + whole + alive.beside(touched, alive.device) + outcome.peak)
+            peaks.append(self.beside + whole + alive.beside(touched, alive.device) + outcome.peak)
             host_peak = max(host_peak, alive.beside(touched, alive.host) + outcome.host_peak)
             outcomes.append(outcome)
             alive.follow(one, outcome, choice)
