@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from ..memory import Row
+from ..memory.accelerator import has_own_memory
+from ..memory.blocks import uncut_bytes
 from ..memory.report import format_bytes
 from ..vae import Direction, TilePlan, TileRequest, feathered, pixels_per_cell, plan_tiles
 from ..vae.exact import DoesNotFit, ExactRun
@@ -150,7 +152,12 @@ class VAEPass:
         return memory_budget(self.vae.device, self.settings.vram_budget_gb) - self.weights()
 
     def weights(self) -> int:
-        return int(self.vae.patcher.model_size())
+        """Bytes that the VAE's weights take on its device, with what the allocator leaves uncut of their blocks."""
+        whole = int(self.vae.patcher.model_size())
+        if not has_own_memory(self.vae.device):
+            return whole
+        sizes = (one.nbytes for one in self.vae.first_stage_model.parameters())
+        return whole + uncut_bytes(sorted(sizes, reverse=True))  # as the host brings them
 
     # ---------------------------------------------------------------- in strips
 
@@ -458,7 +465,7 @@ class Decode(VAEPass):
             return run.run(model.decode, x, **self.options)
         buffer = torch.zeros(model.decode_output_shape(x.shape), device=vae.output_device, dtype=torch.float32)
         if buffer.device.type == vae.device.type:
-            run.beside += buffer.nbytes
+            run.beside.append(buffer.nbytes)
         return run.run(model.decode, x, output_buffer=buffer, **self.options)
 
     def strip_rows(self) -> int:
@@ -527,7 +534,7 @@ class Encode(VAEPass):
         vae, model = self.vae, self.vae.first_stage_model
         given, x = x, vae.process_input(x).to(vae.vae_dtype)
         if getattr(model, "comfy_has_chunked_io", False):
-            run.beside = _copied(given, x) if x.device.type == vae.device.type else 0
+            run.beside = _copied(given, x) if x.device.type == vae.device.type else []
             return run.run(model.encode, x, device=vae.device)
         x = x.to(vae.device)
         run.beside = _copied(given, x)
@@ -547,9 +554,9 @@ class Encode(VAEPass):
         return out if format_encoded is None else format_encoded(out)
 
 
-def _copied(given: Tensor, x: Tensor) -> int:
-    """Bytes of what was made of an input; 0 where it is the input itself, which is the host's."""
-    return 0 if x.untyped_storage()._cdata == given.untyped_storage()._cdata else int(x.nbytes)
+def _copied(given: Tensor, x: Tensor) -> list[int]:
+    """Bytes of what was made of an input; nothing where it is the input itself, which is the host's."""
+    return [] if x.untyped_storage()._cdata == given.untyped_storage()._cdata else [int(x.nbytes)]
 
 
 def _gb(size: float, up: bool = False) -> str:

@@ -23,7 +23,6 @@ from .rows import Check, Found, Outcome, held
 EXACT_DB = 100.0  # in float32
 AS_NEAR = 1.5  # times the untiled result's own error, where that is rounded
 STRIPS = 4
-UNCUT = 5 << 20  # bytes that torch's allocator leaves at the ends of its blocks, of 1 MiB at most each: seen in all
 TOO_NEAR = 0.95  # to the untiled peak, weights left out, for a budget to mean anything
 ROOM = 0.75  # of the way from the least budget to untiled
 
@@ -139,7 +138,7 @@ def _budget(coding: Coding) -> Found:
     )
     db = decibels(noise_of(result, untiled))
     numbers = {"budget": budget, "taken": taken, "untiled": whole, "least": least, "db": db}
-    return held(taken <= budget + UNCUT * bench.counts_bytes and not notices(bench)), text, numbers
+    return held(taken <= budget and not notices(bench)), text, numbers
 
 
 def taken(bench: Bench, vae: Any, work: Callable[[], object]) -> int:

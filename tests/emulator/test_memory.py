@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.nn import functional
 
+from headroom.memory.blocks import uncut_bytes
+
 from .conftest import Card
 
 MB = 2**20
@@ -26,6 +28,23 @@ def test_bytes_are_counted_in_the_allocators_grains(card: Card) -> None:
     assert card.allocated - before == sum(map(rounded, sizes))
     kept.clear()
     assert card.allocated == before
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [9 * MB, 3 * MB, 3 * MB, 2 * MB + 1, 700_000, 5],
+        [11 * MB + 1, 10 * MB + 512, 12 * MB + 3 * MB // 2, 1 * MB, 1 * MB + 1],
+        [*[9 * MB // 2] * 9, *[9 * MB // 4] * 5, *[9 * MB // 8] * 11, 512 * 7 + 3],
+        [35 * MB // 2, 18 * MB, 19 * MB - 1, 20 * MB, 3, 600, 1500],
+    ],
+)
+def test_what_the_allocator_leaves_uncut_is_foretold(card: Card, sizes: list[int]) -> None:
+    torch.cuda.empty_cache()
+    before = card.allocated
+    kept = [torch.empty(size, device="cuda", dtype=torch.uint8) for size in sizes]
+    assert card.allocated - before == sum(sizes) + uncut_bytes(sizes)
+    assert len(kept) == len(sizes)
 
 
 def test_the_peak_counts_what_lives_at_a_time(card: Card) -> None:

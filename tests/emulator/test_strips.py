@@ -176,7 +176,7 @@ class TestFigures:
         result, seconds, peak, plan = case.run(least)
         assert case.is_exact(result)
         assert seconds <= 2.5 * case.seconds
-        assert peak <= (1 + WITHIN) * least
+        assert peak <= least
         assert abs(plan.peak - peak) <= WITHIN * peak
         assert plan.host_peak > 0
 
@@ -342,10 +342,13 @@ class OnlyAsked(PlannedRun):
         raise Asked(planner)
 
 
-def planner_of(module: nn.Module, shape: tuple[int, ...], figures: Figures) -> Planner:
+def planner_of(
+    module: nn.Module, shape: tuple[int, ...], figures: Figures, dtype: torch.dtype = torch.float32
+) -> Planner:
     meta = torch.device("meta")
+    module = module.to(meta, dtype)
     with pytest.raises(Asked) as asked:
-        OnlyAsked(figures=figures).run(module.to(meta), torch.empty(shape, device=meta))
+        OnlyAsked(figures=figures, owned=module.parameters()).run(module, torch.empty(shape, device=meta, dtype=dtype))
     planner: Planner = asked.value.args[0]
     return planner
 
@@ -378,3 +381,19 @@ def test_the_plan_is_as_good_as_the_best_of_all(card: Card, kind: int) -> None:
         assert fits
         assert found.peak <= budget
         assert found.seconds <= 1.02 * best.seconds, (share, found.choice, best.choice)
+
+
+@pytest.mark.parametrize("dtype", some_of([torch.float32, torch.bfloat16], 2))
+@pytest.mark.parametrize("way", ["decode", "encode"])
+def test_more_memory_is_never_slower(card: Card, way: str, dtype: torch.dtype) -> None:
+    """By the plan; the search tries some of all there are, and is allowed two hundredths."""
+    make, shape, channels = MODULES[way]
+    planner = planner_of(make(), shape, FIGURES, dtype)
+    largest = channels * 192 * 192 * dtype.itemsize
+    seconds = math.inf
+    for share in (0.5, 0.65, 0.8, 0.9, 1.0, 1.1, 1.15, 1.2, 1.3, 1.5, 2.0):
+        found, fits = Search(planner, share * largest).run()
+        assert fits
+        assert found.peak <= share * largest
+        assert found.seconds <= 1.02 * seconds, share
+        seconds = min(seconds, found.seconds)

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from .device import CUT_FROM, EVEN_BYTES, Figures, even
+from .device import GRAIN, Figures, even
 from .graph import Node, Op
 from .kernels import Kernels
 from .ops import Reshape, RowByRow
 
-GRAIN = 512  # bytes to which PyTorch's allocators on accelerators round
 TURNS = frozenset(["permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis"])
 # Kernels that make a norm's line of one strip's statistics, and more for those of several.
 OF_ONE, OF_MANY = 4, 7
@@ -63,8 +62,7 @@ class Block:
     __slots__ = ("meter", "size")
 
     def __init__(self, meter: Meter, size: int) -> None:
-        rest = meter.figures.rest if size > CUT_FROM and size % EVEN_BYTES else 0
-        self.meter, self.size = meter, -(-size // GRAIN) * GRAIN + rest
+        self.meter, self.size = meter, meter.figures.block(size)
         meter.take(self.size)
 
     def __del__(self) -> None:
@@ -77,7 +75,7 @@ class Page(Block):
     __slots__ = ()
 
     def __init__(self, meter: Meter, size: int) -> None:
-        meter.stored += -(-size // GRAIN) * GRAIN
+        meter.stored += meter.figures.block(size)
         super().__init__(meter, size)
 
     def __del__(self) -> None:
@@ -240,7 +238,7 @@ class Counted(Kernels):
         self._kernel(out.size + slab.size)
 
     def statistics(self, node: Node, slab: Ghost) -> list[Block]:
-        """What :meth:`Moments.add` takes, and what it keeps."""
+        """What :meth:`Moments.add` takes, and what it keeps: two small tensors a strip."""
         half = node.dtype.itemsize < 4
         wide = slab.size * 2 if half else slab.size
         if self.device.type == "cpu":
@@ -251,7 +249,8 @@ class Counted(Kernels):
                 self.meter.passing(wide)
                 self._kernel(slab.size + wide)
             self._kernel(wide)
-        return [Block(self.meter, 1), Block(self.meter, 1)]
+        strips = -(-self.meter.strips // self.pieces)
+        return [Block(self.meter, GRAIN * strips), Block(self.meter, GRAIN * strips)]
 
     def begin(self, op: Op, node: Node) -> None:
         size = op.kept_bytes()

@@ -10,6 +10,7 @@ MIB = 1 << 20
 # PyTorch's caching allocator cuts a block only where more than 1 MiB remains (c10/cuda/CUDACachingAllocator.cpp:
 # should_split), and what remains counts as allocated. Slabs and buffers that differ by 2 MiB or nothing leave no rest.
 EVEN_BYTES, CUT_FROM = 2 * MIB, 1 * MIB
+GRAIN = 512  # and rounds every size up to so much
 
 
 def even(size: int, device: torch.device) -> int:
@@ -33,7 +34,7 @@ class Figures:
         scratch: how much of what kernels may take beside tensors (:meth:`Op.scratch`) is counted.
         margin: what is counted of a strip, for what only the C library knows.
         least_margin: bytes beside that.
-        rest: bytes by which the allocator's blocks exceed large slabs that are not even, as a mean.
+        rest: bytes by which the allocator's blocks exceed large slabs that are not even, at most.
     """
 
     launch: float
@@ -46,6 +47,11 @@ class Figures:
     margin: float = 1.0
     least_margin: int = 0
     rest: int = 0
+
+    def block(self, size: int) -> int:
+        """Bytes that a tensor of so many takes of the allocator."""
+        rest = self.rest if size > CUT_FROM and size % EVEN_BYTES else 0
+        return -(-size // GRAIN) * GRAIN + rest
 
     def seconds(self, flops: float, moved: float, itemsize: int = 4) -> float:
         """Of one kernel with so many operations on numbers of so many bytes, and bytes read and written."""
@@ -60,7 +66,7 @@ CPU = Figures(1e-5, 5e10, 1e10, 0.0, 8 * MIB, 1 * MIB, scratch=1.0, margin=1.35,
 # 2 to 3 for the launch alone); 12.7 TFLOP/s, 360 GB/s (NVIDIA's Ampere GA102 paper, RTX 3060); 25 GB/s: four fifths of
 # PCI Express 4.0 x 16. cuDNN takes less where there is less (its algorithms with a smaller workspace), so that its
 # workspace is not counted here.
-ACCELERATOR = Figures(5e-6, 12.7e12, 3.6e11, 2.5e10, margin=1.003, rest=MIB // 2)
+ACCELERATOR = Figures(5e-6, 12.7e12, 3.6e11, 2.5e10, margin=1.003, rest=MIB)
 
 
 def figures_of(device: torch.device) -> Figures:

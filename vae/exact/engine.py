@@ -93,8 +93,8 @@ class ExactRun:
         attend: (query, key, value, scale) -> Tensor over (..., tokens, channels), exact.
         owned: weights that stay where they are during the run; others, on a GPU, are copied when they are recorded.
         offload: keep stored maps in host memory whatever the budget.
-        beside: bytes on the device all along that are the caller's and count in the budget: a copy of the input, what
-            the module writes into.
+        beside: sizes in bytes of tensors on the device all along that are the caller's and count in the budget: a copy
+            of the input, what the module writes into.
         plans: what earlier runs decided; used again where module, shape and dtype make the same computation.
         figures: of the device, for the plan; None = the documented ones of its kind.
     """
@@ -112,12 +112,12 @@ class ExactRun:
         attend: Callable[..., Tensor] = attend,
         owned: Iterable[Tensor] = (),
         offload: bool = False,
-        beside: int = 0,
+        beside: Sequence[int] = (),
         plans: dict[Hashable, PlannedBefore] | None = None,
         figures: Figures | None = None,
     ) -> None:
         self.budget, self.store, self.rows, self.offload = budget, store, rows, offload
-        self.out_device, self.out_dtype, self.beside = out_device, out_dtype, beside
+        self.out_device, self.out_dtype, self.beside = out_device, out_dtype, list(beside)
         self.on_strip, self.on_plan = on_strip, on_plan
         self.plans = {} if plans is None else plans
         self.figures = figures
@@ -171,6 +171,7 @@ class ExactRun:
         for node in list(self.kept):
             self._free(node)
         self.recorder.live.clear()
+        self.recorder.made.clear()
         self.recorder.pending.clear()
 
     def _materialise(self, node: Node) -> Tensor:
@@ -191,8 +192,8 @@ class ExactRun:
         known = [Need(node, f"moments:{groups}") for node, groups in self.statistics]
         analysis = Analysis(list(outputs), later, known)
         on_device = [out for out in outputs.values() if out.device.type == device.type] if allocated else []
-        output_bytes = sum(out.numel() * out.element_size() for out in on_device)
-        planner = Planner(analysis, device, output_bytes + self.beside, self.figures)
+        made = [out.nbytes for out in on_device]
+        planner = Planner(analysis, device, [*made, *self.beside, *self.recorder.made], self.figures)
         schedule = self._schedule(planner)
         self.report.schedules.append(schedule)
         self.on_plan(schedule)
@@ -275,6 +276,8 @@ class PassRunner:
         for leaf in (*(node.op for node in one.read), *leaves.values()):
             if isinstance(leaf, RowStore):
                 leaf.rest()
+        for every in moments.values():
+            every.merge()  # a thousand strips leave a MiB
         self.owner.statistics |= moments
         for node, leaf in leaves.items():
             node.become(leaf)

@@ -14,7 +14,7 @@ class Moments:
     """Mean and variance per image and group of channels, merged over strips: in float64 on a CPU, on cards in float32
     as their own kernels for group norm do.
 
-    Strips leave theirs on the device; nothing is merged, and nothing waited for, before the first norm asks.
+    Strips leave theirs on the device until :meth:`merge`; nothing waits for them.
 
     Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample variances"
     (1979), eq. 2.1, for any number of parts.
@@ -28,26 +28,28 @@ class Moments:
 
     def add(self, slab: Tensor) -> None:
         """Takes a (B, C, ...) slab into account."""
+        assert self._merged is None, "merged already"
         self.parts += _of(slab, self.groups)
         self.counts.append(slab[0].numel() // self.groups)
-        self._merged = None
 
     @property
     def variance(self) -> Tensor:
         """(B, groups)."""
-        return self._merge()[0]
+        return self.merge()[0]
 
     @property
     def mean(self) -> Tensor:
         """(B, groups)."""
-        return self._merge()[1]
+        return self.merge()[1]
 
-    def _merge(self) -> tuple[Tensor, Tensor]:
+    def merge(self) -> tuple[Tensor, Tensor]:
+        """Variance and mean of all strips, once there are no more; those of each are let go."""
         if self._merged is None:
             if len(self.counts) == 1:
                 self._merged = self.parts[0], self.parts[1]
             else:
                 self._merged = self._of_many()
+            self.parts.clear()
         return self._merged
 
     def _of_many(self) -> tuple[Tensor, Tensor]:
@@ -74,7 +76,7 @@ class Moments:
 
     def line(self, norm: GroupNorm, channels: int, dims: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Group norm as scale and shift per image and channel, (B, C, 1, ...)."""
-        variance, mean = (part.unsqueeze(-1) for part in self._merge())
+        variance, mean = (part.unsqueeze(-1) for part in self.merge())
         scale = (variance + norm.eps).rsqrt()
         if norm.weight is None:
             scale = scale.expand(-1, -1, channels // self.groups)

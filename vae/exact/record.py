@@ -140,6 +140,7 @@ class Recorder(TorchFunctionMode):
     Attributes:
         materialised: names of the functions that were given real tensors, for the report.
         live: what the module may still refer to.
+        made: bytes of each tensor that a recording keeps beside maps: copies of weights, small paddings.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class Recorder(TorchFunctionMode):
         super().__init__()
         self.rules = rules
         self.owned = {_storage(tensor) for tensor in owned}
+        self.made: list[int] = []
         self.materialise, self.write_into, self.attend = materialise, write_into, attend
         self.live: WeakSet[Recorded] = WeakSet()
         self.materialised: list[str] = []
@@ -179,7 +181,9 @@ class Recorder(TorchFunctionMode):
         """Padding as large as a map, which some modules make of zeros, is not made at all."""
         likeness = function(*args, **{**kwargs, "device": "meta"})
         if likeness.ndim < 4 or likeness.numel() < SMALLEST_FILLED or not likeness.is_floating_point():
-            return function(*args, **kwargs)
+            made = function(*args, **kwargs)
+            self.made.append(made.nbytes)
+            return made
         value = {"zeros": 0.0, "ones": 1.0}.get(name)
         if value is None:
             value = float(kwargs["fill_value"] if "fill_value" in kwargs else args[1])
@@ -262,6 +266,7 @@ class Recorder(TorchFunctionMode):
         """A weight for later: the host casts some into buffers that it uses again for the next layer."""
         if weight.device.type == "cpu" or _storage(weight) in self.owned:
             return weight
+        self.made.append(weight.nbytes)
         return weight.clone()
 
     def nodes_alive(self) -> list[Node]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from .stream import Stream, Taker
 from .windows import Windows
 
 EDGES = 5  # of a parked map's slabs that are looked at: they may lie anyhow to the strips that read them
+AT_END = 3  # and its last ones: with them the fetching ahead ends, while what the pass makes has nearly all its rows
 
 
 @dataclass(frozen=True)
@@ -111,13 +112,16 @@ class Planner:
     Args:
         analysis: its passes.
         device: where it runs.
-        beside: bytes there all along: outputs that the run makes, and what is the caller's.
+        beside: sizes in bytes of tensors there all along: outputs that the run makes, and what is the caller's.
         figures: of the device; None: the documented ones.
     """
 
-    def __init__(self, analysis: Analysis, device: torch.device, beside: int, figures: Figures | None = None) -> None:
-        self.analysis, self.device, self.beside = analysis, device, beside
+    def __init__(
+        self, analysis: Analysis, device: torch.device, beside: Sequence[int], figures: Figures | None = None
+    ) -> None:
+        self.analysis, self.device = analysis, device
         self.figures = figures or figures_of(device)
+        self.beside = sum(map(self.figures.block, beside))
         self._outcomes: dict[Hashable, Outcome] = {}
         self._passes: dict[frozenset[Node], list[Pass]] = {}
 
@@ -146,12 +150,12 @@ class Planner:
         """The passes of a choice, and what they take."""
         passes = self.passes(choice)
         page_bytes = self._page_bytes(passes, choice)
-        alive = Alive()
+        alive = Alive(self.figures)
         outcomes, peaks, host_peak = [], [], 0
         for place, one in enumerate(passes):
             outcome = self._outcome(one, place, choice, page_bytes, alive.layouts)
             touched = {*(node for node in one.read if node in alive.layouts), *one.stored}
-            whole = sum(node.bytes for node, purpose in one.results if purpose == "whole")
+            whole = sum(self.figures.block(node.bytes) for node, purpose in one.results if purpose == "whole")
             peaks.append(self.beside + whole + alive.beside(touched, alive.device) + outcome.peak)
             host_peak = max(host_peak, alive.beside(touched, alive.host) + outcome.host_peak)
             outcomes.append(outcome)
@@ -235,7 +239,8 @@ class Alive:
         layouts: how stored maps lie.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, figures: Figures) -> None:
+        self.figures = figures
         self.device: dict[Node, int] = {}
         self.host: dict[Node, int] = {}
         self.layouts: dict[Node, Layout] = {}
@@ -247,11 +252,16 @@ class Alive:
 
     def follow(self, one: Pass, outcome: Outcome, choice: Choice) -> None:
         """To the end of a pass."""
+        block = self.figures.block
         for node in one.stored:
-            place = self.host if is_parked(node, choice) else self.device
-            place[node] = node.bytes * kept_dtype(node, choice).itemsize // node.dtype.itemsize
-            self.layouts[node] = outcome.layouts[node]
-        self.device |= {node: node.bytes for node, purpose in one.results if purpose == "whole"}
+            self.layouts[node] = layout = outcome.layouts[node]
+            of_row = node.row_elements * kept_dtype(node, choice).itemsize
+            whole = of_row * node.rows.count
+            if is_parked(node, choice):
+                self.host[node] = whole
+            else:
+                self.device[node] = sum(block(of_row * (stop - first)) for first, stop in layout) or whole
+        self.device |= {node: block(node.bytes) for node, purpose in one.results if purpose == "whole"}
         for node in one.last_reads:
             for where in (self.device, self.host, self.layouts):
                 where.pop(node, None)
@@ -302,8 +312,8 @@ class CountedPass:
         windows = self.windows
         for node in windows.one.read:
             layout = layouts.get(node, ())
-            few = max(1, len(layout) // (EDGES if is_parked(node, self.choice) else 1))
-            edges = {*layout[1::few], *layout[1:][-1:]}
+            few, last = (max(1, len(layout) // EDGES), AT_END) if is_parked(node, self.choice) else (1, 1)
+            edges = {*layout[1::few], *layout[1:][-last:]}
             for first, _ in edges:
                 number = first * windows.clock // (node.rows.count * windows.rows)
                 yield from (number, number + 1)
