@@ -16,6 +16,8 @@ NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)  # of str
 WORTH = 0.995  # a change that saves less time is none
 NEAR = 1.02  # times what it takes without a budget: no better one is looked for
 MOST_CHANGES = 12
+TALL = 32  # strips of the widest map, than which none are lower where maps shall be given up instead
+REFINED = 2  # of the ways that were found, the fastest, in fewer strips where those fit
 FULL = 0.85  # of the fullest pass's bytes: passes whose maps are looked at too
 
 
@@ -32,6 +34,7 @@ class Search:
     def __init__(self, planner: Planner, budget: float, store: torch.dtype | None = None, rows: int = 0) -> None:
         self.planner, self.budget = planner, budget
         self.recomputes = True  # whether maps may be given up; where one is parked early, another way is found
+        self.lowest = 0  # bytes of a strip of the widest map
         self.start = Choice(planner.figures.strip_bytes, store=store, rows=rows)
 
     def run(self) -> tuple[Schedule, bool]:
@@ -41,16 +44,12 @@ class Search:
         ideal = self.planner.schedule(replace(self.start, strip_bytes=self._heights()[0]))
         if ideal.peak <= self.budget:
             return ideal, True
-        found = [self._improved(self._fitting(self.start), ideal)]
-        if self.planner.figures.link and not self._is_near(found[0], ideal):
-            self.recomputes = False
-            found.append(self._improved(self._fitting(self.start), ideal))
-            self.recomputes = True
-            found.append(self._tallest(replace(self.start, outside=True)))
+        found = list(self._ways(ideal))
         fitting = [self._overlapped(one) for one in found if one.peak <= self.budget]
         if not fitting:
             return min(found, key=lambda one: one.peak), False
-        return self._refined(min(fitting, key=lambda one: one.seconds)), True
+        best = sorted(fitting, key=lambda one: one.seconds)[:REFINED]
+        return min((self._refined(one) for one in best), key=lambda one: one.seconds), True
 
     def outside(self) -> Schedule:
         """All stored maps outside the device's memory, in strips that are low without costing time."""
@@ -103,7 +102,7 @@ class Search:
         """The tallest strips that fit, else the lowest there are."""
         if choice.rows:
             return self.planner.schedule(choice)
-        heights = self._heights()
+        heights = [size for size in self._heights() if size >= self.lowest]
         low, high = 0, len(heights) - 1
         while low < high:
             middle = (low + high) // 2
@@ -122,6 +121,22 @@ class Search:
                 return schedule
             schedule = lower
         return schedule
+
+    def _ways(self, ideal: Schedule) -> Iterator[Schedule]:
+        """Where some ways of looking end. Each step is the best one, but the way they lead is not always: with
+        strips that stay tall, or are never computed again, it may be another."""
+        heights, can_park = self._heights(), bool(self.planner.figures.link)
+        for self.recomputes in (True, False) if can_park else (True,):
+            for self.lowest in (heights[-1], heights[0] // TALL):
+                found = self._fitting(self.start)
+                self.lowest = heights[-1]
+                found = self._improved(found, ideal)
+                yield found
+                if self._is_near(found, ideal):
+                    return
+        self.recomputes = True
+        if can_park:
+            yield self._tallest(replace(self.start, outside=True))
 
     def _is_near(self, schedule: Schedule, ideal: Schedule) -> bool:
         return schedule.peak <= self.budget and schedule.seconds <= NEAR * ideal.seconds
