@@ -69,7 +69,7 @@ def _ways(way: str, size: int) -> Iterator[Row]:
     model = _autoencoder()
     shape = (1, LATENTS, size // REACH, size // REACH) if way == "decode" else (1, size, size, 3)
     operand = torch.zeros(shape)
-    weights = sum(parameter.nbytes for parameter in model.first_stage_model.parameters())
+    weights = _weights(model)
     largest = _largest_map(model, way, size)
     works: dict[str, Callable[[], object]] = {
         UNTILED: lambda: getattr(model, way)(operand),
@@ -100,6 +100,14 @@ def _largest_map(model: Any, way: str, size: int) -> int:
     """M: bytes of the largest feature map. The decoder's has twice its narrowest channels."""
     channels = 2 * WIDTH if way == "decode" else WIDTH
     return int(channels * size * size * next(model.first_stage_model.parameters()).element_size())
+
+
+def _weights(model: Any) -> int:
+    """As the allocator gives them out, which is what a budget counts."""
+    from headroom.memory.blocks import uncut_bytes
+
+    sizes = sorted((parameter.nbytes for parameter in model.first_stage_model.parameters()), reverse=True)
+    return sum(sizes) + uncut_bytes(sizes)
 
 
 def _low_memory(model: Any, budget_gb: float) -> Any:
@@ -204,7 +212,7 @@ def parts(options: argparse.Namespace) -> Iterator[str]:
     yield INTRODUCTION
     for name in options.cards:
         for dtype in options.dtypes:
-            yield card_part(name, dtype, options.sizes)
+            yield card_part(name, dtype, options.sizes if name in options.in_full else options.sizes[:1])
     yield knobs_part()
 
 
@@ -212,6 +220,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--order", help=argparse.SUPPRESS)
     parser.add_argument("--cards", nargs="+", choices=list(CARDS), default=list(CARDS))
+    parser.add_argument("--in-full", nargs="*", default=["rtx3060"], help="cards at every size; others at the first")
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["float32", "bfloat16"])
     options = parser.parse_args()
