@@ -4,6 +4,9 @@ pytest itself must have been started on the card: `python3 -m tools test` does t
 """
 
 import gc
+import json
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -89,24 +92,37 @@ def card() -> Iterator[Card]:
     torch.cuda.empty_cache()
 
 
-CardServer = Callable[..., AbstractContextManager[Server]]
+class ServerOnCard(Server):
+    """ComfyUI on an emulated card of its own."""
+
+    def __init__(self, stats: Path, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.stats = stats
+
+    def counted(self) -> dict[str, Any]:
+        """What its card counted (`emulated_card.stats`), and its races as `race_texts`; half a second from now."""
+        time.sleep(2 / emulated_card.WRITES_A_SECOND)
+        return dict(json.loads(self.stats.read_text(encoding="utf-8")))
 
 
-@pytest.fixture
-def card_server(tmp_path: Path) -> CardServer:
-    """Starts ComfyUI on an emulated card: `with card_server("rtx3060", vram_mb=512, args=["--lowvram"]) as server`.
+CardServer = Callable[..., AbstractContextManager[ServerOnCard]]
 
-    `server.counted()` is what its card counted (`emulated_card.stats`, and the races as `race_texts`).
-    """
 
-    @contextmanager
-    def start(
-        card: str = "rtx3060", *, args: tuple[str, ...] = (), pack: bool = True, **settings: Any
-    ) -> Iterator[Server]:
-        stats = tmp_path / "stats.json"
-        variables = emulator.variables(ENVIRONMENT, card, stats=stats, **settings)
-        with Server(ENVIRONMENT, pack, args, cpu=False, variables=variables) as server:
-            server.stats_path = stats  # type: ignore[attr-defined]
-            yield server
+@pytest.fixture(scope="session")
+def card_server_in() -> Callable[[Path], CardServer]:
+    """Gives for a folder what starts ComfyUI on an emulated card:
+    `with start("rtx3060", vram_mb=512, args=["--lowvram"]) as server`."""
 
-    return start
+    def in_folder(folder: Path) -> CardServer:
+        @contextmanager
+        def start(
+            card: str = "rtx3060", *, args: tuple[str, ...] = (), pack: bool = True, **settings: Any
+        ) -> Iterator[ServerOnCard]:
+            stats = Path(tempfile.mkdtemp(dir=folder)) / "stats.json"
+            variables = emulator.variables(ENVIRONMENT, card, stats=stats, **settings)
+            with ServerOnCard(stats, ENVIRONMENT, pack, args, cpu=False, variables=variables) as server:
+                yield server
+
+        return start
+
+    return in_folder

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from .graph import Node, ancestors
 from .ops import Attention, Convolution, GroupNorm, Held, Pad
@@ -28,6 +29,7 @@ class Pass:
         computed: all nodes computed here, in order.
         read: leaves and stored nodes that are read.
         last_reads: of these, the ones no later pass reads.
+        uses: which nodes are kept in lines and when each is read last, found once for strips of all heights.
     """
 
     results: list[tuple[Node, str]]
@@ -35,6 +37,7 @@ class Pass:
     computed: list[Node] = field(default_factory=list)
     read: list[Node] = field(default_factory=list)
     last_reads: list[Node] = field(default_factory=list)
+    uses: Any = None
 
     @cached_property
     def clock(self) -> Node:

@@ -18,6 +18,7 @@ NEAR = 1.02  # times what it takes without a budget: no better one is looked for
 MOST_CHANGES = 12
 TALL = 32  # strips of the widest map, than which none are lower where maps shall be given up instead
 REFINED = 2  # of the ways that were found, the fastest, in fewer strips where those fit
+SMALL = 300  # operations, as of one picture; of a video, which has thousands, fewer ways are tried
 FULL = 0.85  # of the fullest pass's bytes: passes whose maps are looked at too
 
 
@@ -35,6 +36,7 @@ class Search:
         self.planner, self.budget = planner, budget
         self.recomputes = True  # whether maps may be given up; where one is parked early, another way is found
         self.lowest = 0  # bytes of a strip of the widest map
+        self.is_small = len(planner.analysis.nodes) <= SMALL
         self.start = Choice(planner.figures.strip_bytes, store=store, rows=rows)
 
     def run(self) -> tuple[Schedule, bool]:
@@ -48,7 +50,7 @@ class Search:
         fitting = [self._overlapped(one) for one in found if one.peak <= self.budget]
         if not fitting:
             return min(found, key=lambda one: one.peak), False
-        best = sorted(fitting, key=lambda one: one.seconds)[:REFINED]
+        best = sorted(fitting, key=lambda one: one.seconds)[: REFINED if self.is_small else 1]
         return min((self._refined(one) for one in best), key=lambda one: one.seconds), True
 
     def outside(self) -> Schedule:
@@ -126,8 +128,9 @@ class Search:
         """Where some ways of looking end. Each step is the best one, but the way they lead is not always: with
         strips that stay tall, or are never computed again, it may be another."""
         heights, can_park = self._heights(), bool(self.planner.figures.link)
+        lowest = (heights[-1], heights[0] // TALL) if self.is_small else (heights[-1],)
         for self.recomputes in (True, False) if can_park else (True,):
-            for self.lowest in (heights[-1], heights[0] // TALL):
+            for self.lowest in lowest:
                 found = self._fitting(self.start)
                 self.lowest = heights[-1]
                 found = self._improved(found, ideal)
@@ -145,7 +148,7 @@ class Search:
         """Maps given up, or kept after all, as long as that saves time."""
         if schedule.peak > self.budget:
             return schedule
-        for _ in range(MOST_CHANGES):
+        for _ in range(MOST_CHANGES if self.is_small else 1):
             if self._is_near(schedule, ideal):
                 break
             tries = [self._tallest(one) for one in (*self._given_up(schedule, FULL), *self._kept_after_all(schedule))]

@@ -26,6 +26,22 @@ class Strip:
     reads: dict[Node, int] = field(default_factory=dict)
 
 
+class Uses:
+    """What holds for strips of any height.
+
+    Attributes:
+        kept: nodes whose latest rows are kept in a line; ``order``: the same in the order of computation.
+        last_use, last_read: per position in the order, the lines and the leaves that nothing behind it reads.
+    """
+
+    def __init__(self, one: Pass) -> None:
+        computed = set(one.computed)
+        self.kept = _kept(one)
+        self.order = [node for node in one.computed if node in self.kept]
+        self.last_use = _last_use(self.order, self.kept, computed)
+        self.last_read = _last_use(self.order, set(one.read), computed)
+
+
 class Windows:
     """The rows of each strip of a pass.
 
@@ -39,14 +55,12 @@ class Windows:
 
     def __init__(self, one: Pass, rows: int) -> None:
         self.one, self.rows = one, rows
-        self.kept = _kept(one)
-        self.order = [node for node in one.computed if node in self.kept]
+        one.uses = one.uses or Uses(one)
+        self.kept, self.order = one.uses.kept, one.uses.order
+        self.last_use, self.last_read = one.uses.last_use, one.uses.last_read
         self.targets = {node for node, _ in one.targets}
         self.read = set(one.read)
         self.clock = one.clock.rows.count
-        computed = set(one.computed)
-        self.last_use = _last_use(self.order, self.kept, computed)
-        self.last_read = _last_use(self.order, self.read, computed)
         self.viewed = self._viewed()
         self.read_by_targets = (self.targets - self.kept) & self.read
 
