@@ -41,15 +41,16 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 def test_the_hosts_training_node_learns_the_same_through_online(node: Any, calls: Calls) -> None:
     family = FAMILIES["sd3"]
     latents = torch.randn(1, family.channels, 16, 16, generator=torch.Generator().manual_seed(1))
-    stock = train(node, family.load(), family, latents)
+    # In bfloat16, rounding that differs from one CPU to the next is all that could be seen.
+    stock = train(node, family.load(), family, latents, "fp32")
     assert calls.backwards == 0
-    ours = train(node, apply_attention(family.load(), backend="online"), family, latents)
+    ours = train(node, apply_attention(family.load(), backend="online"), family, latents, "fp32")
     assert calls.backwards > 0
     assert ours.keys() == stock.keys()
     moved = [key for key in stock if stock[key].ndim > 1 and stock[key].abs().max() > 0]
     assert moved
     for key in moved:
-        assert psnr(ours[key].float(), stock[key].float()) > 40, key  # another draw of the weights: 21 dB at most
+        assert psnr(ours[key], stock[key]) > 100, key  # the host's own with another number of threads: 127 dB at least
 
 
 @pytest.mark.parametrize("backend", ["auto", "online", "sdpa_flash"])

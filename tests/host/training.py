@@ -20,9 +20,13 @@ def defaults(node: Any) -> dict[str, Any]:
     return {i.id: i.default for i in node.GET_SCHEMA().inputs if getattr(i, "default", None) is not None}
 
 
-def train(node: Any, model: Any, family: Family, latents: Tensor) -> dict[str, Tensor]:
-    """The LoRA after two steps, by plain gradient descent: Adam would turn rounding into steps of full size."""
-    chosen = {"steps": 2, "rank": 2, "optimizer": "SGD", "learning_rate": 0.1, "seed": 3, "training_dtype": "none",
+def train(node: Any, model: Any, family: Family, latents: Tensor, dtype: str = "none") -> dict[str, Tensor]:
+    """The LoRA after two steps, by plain gradient descent: Adam would turn rounding into steps of full size.
+
+    Args:
+        dtype: that the host computes in, as its node names it; "none" is bfloat16 where the model is float32.
+    """
+    chosen = {"steps": 2, "rank": 2, "optimizer": "SGD", "learning_rate": 0.1, "seed": 3, "training_dtype": dtype,
               "lora_dtype": "fp32", "loss_function": "MSE", "gradient_checkpointing": False}  # fmt: skip
     # The host calls a node's inputs lists here.
     settings = {name: [value] for name, value in (defaults(node) | chosen).items()}
