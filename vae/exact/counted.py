@@ -10,14 +10,15 @@ from typing import Any
 
 import torch
 
-from .device import GRAIN, Figures, even
+from .device import CASTS_INSIDE, GRAIN, Figures, even
 from .graph import Node, Op
 from .kernels import Kernels
 from .ops import Reshape, RowByRow
 
 TURNS = frozenset(["permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis"])
-# Kernels that make a norm's line of one strip's statistics, and more for those of several.
+# Kernels that make a norm's line of one strip's statistics, and more for those of several; and of sums.
 OF_ONE, OF_MANY = 4, 7
+OF_ONE_SUM, OF_MANY_SUMS = 7, 3
 FOLDING = 7  # kernels per parity of rows
 
 
@@ -228,13 +229,14 @@ class Counted(Kernels):
     def line(self, node: Node, moments: Any) -> None:
         """Small: only the kernels count."""
         strips, self.meter.strips = self.meter.strips, 1
-        self._kernel(0, 0, OF_ONE + OF_MANY * self.several)
+        is_sum = self.device.type != "cpu" and node.dtype.itemsize < 4
+        one, many = (OF_ONE_SUM, OF_MANY_SUMS) if is_sum else (OF_ONE, OF_MANY)
+        self._kernel(0, 0, one + many * self.several)
         self.meter.strips = strips
 
     def normalise(self, node: Node, out: Ghost, slab: Ghost, line: Any) -> None:
-        wide = 0 if node.dtype.itemsize >= 4 else 4 * out.size  # the kernel's own numbers, and its result
-        if wide:
-            self.meter.passing(wide)
+        if node.dtype.itemsize < 4 and self.device.type not in CASTS_INSIDE:
+            self.meter.passing(4 * out.size)  # the slab in float32, and the result
         self._kernel(out.size + slab.size)
 
     def statistics(self, node: Node, slab: Ghost) -> list[Block]:
@@ -245,10 +247,10 @@ class Counted(Kernels):
             self.meter.passing(wide * (2 if half else 1))
             self._kernel(wide + slab.size)
         else:
-            if half:
+            if half and self.device.type not in CASTS_INSIDE:
                 self.meter.passing(wide)
-                self._kernel(slab.size + wide)
-            self._kernel(wide)
+            for _ in range(1 + half):
+                self._kernel(slab.size)
         strips = -(-self.meter.strips // self.pieces)
         return [Block(self.meter, GRAIN * strips), Block(self.meter, GRAIN * strips)]
 

@@ -7,6 +7,10 @@ from dataclasses import dataclass
 import torch
 
 MIB = 1 << 20
+# Devices whose kernels take operands of several dtypes as they are, and reduce 16 bits to float32, without a copy in a
+# common dtype (ATen/native: TensorIterator.cpp, compute_types; ReduceOpsUtils.h, gpu_lowp_to_f32). Of others it is not
+# known.
+CASTS_INSIDE = frozenset(["cuda", "xpu"])
 # PyTorch's caching allocator cuts a block only where more than 1 MiB remains (c10/cuda/CUDACachingAllocator.cpp:
 # should_split), and what remains counts as allocated. Slabs and buffers that differ by 2 MiB or nothing leave no rest.
 EVEN_BYTES, CUT_FROM = 2 * MIB, 1 * MIB

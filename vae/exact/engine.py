@@ -26,6 +26,7 @@ from .schedule import PlannedBefore, Planner, Schedule, flops_of, make_store
 from .search import Search
 from .stores import RowStore
 from .stream import Stream, Taker
+from .sums import statistics_of
 from .value import CannotRecord
 from .windows import Windows
 
@@ -307,7 +308,7 @@ class PassRunner:
                 of_node += [_into(out, node) for other, out in self.pairs if other is node]
             else:
                 groups = int(purpose.partition(":")[2])
-                moments[node, groups] = gathered = Moments(groups)
+                moments[node, groups] = gathered = statistics_of(node, groups)
                 of_node.append(_moments(gathered))
         return takers, leaves, moments
 

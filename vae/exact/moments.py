@@ -23,13 +23,13 @@ class Moments:
     def __init__(self, groups: int) -> None:
         self.groups = groups
         self.counts: list[int] = []
-        self.parts: list[Tensor] = []  # variance and mean of each strip by turns, (B, groups) each
+        self.parts: list[Tensor] = []  # two of each strip by turns, (B, groups) each: here variance and mean
         self._merged: tuple[Tensor, Tensor] | None = None
 
     def add(self, slab: Tensor) -> None:
         """Takes a (B, C, ...) slab into account."""
         assert self._merged is None, "merged already"
-        self.parts += _of(slab, self.groups)
+        self.parts += self._of(slab)
         self.counts.append(slab[0].numel() // self.groups)
 
     @property
@@ -43,7 +43,7 @@ class Moments:
         return self.merge()[1]
 
     def merge(self) -> tuple[Tensor, Tensor]:
-        """Variance and mean of all strips, once there are no more; those of each are let go."""
+        """The two parts of all strips, once there are no more; those of each are let go."""
         if self._merged is None:
             if len(self.counts) == 1:
                 self._merged = self.parts[0], self.parts[1]
@@ -51,6 +51,9 @@ class Moments:
                 self._merged = self._of_many()
             self.parts.clear()
         return self._merged
+
+    def _of(self, slab: Tensor) -> tuple[Tensor, Tensor]:
+        return _of(slab, self.groups)
 
     def _of_many(self) -> tuple[Tensor, Tensor]:
         every = torch.stack(self.parts)
@@ -77,25 +80,30 @@ class Moments:
     def line(self, norm: GroupNorm, channels: int, dims: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Group norm as scale and shift per image and channel, (B, C, 1, ...)."""
         variance, mean = (part.unsqueeze(-1) for part in self.merge())
-        scale = (variance + norm.eps).rsqrt()
+        return self._per_channel(norm, (variance + norm.eps).rsqrt(), mean, 1.0, channels, dims, dtype)
+
+    def _per_channel(
+        self, norm: GroupNorm, scale: Tensor, mean: Tensor, share: float, channels: int, dims: int, dtype: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        """Scale and shift from one over the deviation, and the mean once it is multiplied by ``share``."""
         if norm.weight is None:
             scale = scale.expand(-1, -1, channels // self.groups)
         else:
             scale = scale * norm.weight.view(self.groups, -1)
         if norm.bias is None:
-            shift = -mean * scale
+            shift = mean * scale * -share
         else:
-            shift = torch.addcmul(norm.bias.view(self.groups, -1).to(mean.dtype), mean, scale, value=-1)
+            shift = torch.addcmul(norm.bias.view(self.groups, -1), mean, scale, value=-share)
         shape = (len(mean), channels, *(1,) * (dims - 2))
         return scale.reshape(shape).to(dtype), shift.reshape(shape).to(dtype)
 
 
 def _of(slab: Tensor, groups: int) -> tuple[Tensor, Tensor]:
-    """Variance and mean of each group, (B, groups); float32, or float64 of float64."""
-    # In 16 bits the kernel would round the statistics themselves.
-    slab = slab.float() if slab.element_size() < 4 else slab
+    """Variance and mean of each group, (B, groups); float32, or float64 of float64 and on a CPU."""
     images, channels = slab.shape[:2]
     if slab.device.type == "cpu":
+        # In 16 bits the kernel would round the statistics themselves.
+        slab = slab.float() if slab.element_size() < 4 else slab
         # The statistics of the fused kernel take a tenth of var_mean's time on a CPU. With eps = 0 the third result
         # is one over the standard deviation.
         elements = slab[0, 0].numel()

@@ -14,6 +14,7 @@ from .ops import Held
 from .pages import Paged
 from .schedule import Schedule
 from .stores import Slabs
+from .sums import statistics_of
 
 # Plans are at most so much above the truth: what is planned lower than this share of the highest is not it.
 SHARE = 0.6
@@ -35,7 +36,7 @@ class PlannedRun(ExactRun):
                     node.become(Held(map_, node.rows.dim, node.rows.unit))
                 elif purpose != "output":
                     groups = int(purpose.partition(":")[2])
-                    self.statistics[node, groups] = Moments(groups)
+                    self.statistics[node, groups] = statistics_of(node, groups)
             for node in one.last_reads:
                 self._free(node)
 

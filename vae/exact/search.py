@@ -14,10 +14,15 @@ FINER = 0.8  # strips of the next try, to those of the last
 LEAST_ROWS = 2.0  # of the widest map in a strip on an accelerator: lower ones cost more kernels than they save bytes
 NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)  # of strips in a pass that are tried
 WORTH = 0.995  # a change that saves less time is none
-NEAR = 1.02  # times what it takes without a budget: no better one is looked for
+NEAR = 1.07  # times what it takes without a budget: no better one is looked for
 MOST_CHANGES = 12
-TALL = 32  # strips of the widest map, than which none are lower where maps shall be given up instead
+# Strips of the widest map at most, maps being given up instead: first few, since few kernels are worth more than the
+# clock knows of (a host slower than that of the figures), as long as the time is near.
+STARTS = (12, 24, 64)
 REFINED = 2  # of the ways that were found, the fastest, in fewer strips where those fit
+DISPATCH = (
+    3e-6  # seconds of a kernel beyond the figures', which are those of a fast host, where two plans take the same
+)
 SMALL = 300  # operations, as of one picture; of a video, which has thousands, fewer ways are tried
 FULL = 0.85  # of the fullest pass's bytes: passes whose maps are looked at too
 
@@ -34,8 +39,6 @@ class Search:
 
     def __init__(self, planner: Planner, budget: float, store: torch.dtype | None = None, rows: int = 0) -> None:
         self.planner, self.budget = planner, budget
-        self.recomputes = True  # whether maps may be given up; where one is parked early, another way is found
-        self.lowest = 0  # bytes of a strip of the widest map
         self.is_small = len(planner.analysis.nodes) <= SMALL
         self.start = Choice(planner.figures.strip_bytes, store=store, rows=rows)
 
@@ -51,7 +54,7 @@ class Search:
         if not fitting:
             return min(found, key=lambda one: one.peak), False
         best = sorted(fitting, key=lambda one: one.seconds)[: REFINED if self.is_small else 1]
-        return min((self._refined(one) for one in best), key=lambda one: one.seconds), True
+        return min((self._refined(one) for one in best), key=_on_a_slower_host), True
 
     def outside(self) -> Schedule:
         """All stored maps outside the device's memory, in strips that are low without costing time."""
@@ -100,11 +103,11 @@ class Search:
             size *= FINER
         return [*sizes, int(widest.row_bytes * LEAST_ROWS)]
 
-    def _tallest(self, choice: Choice) -> Schedule:
-        """The tallest strips that fit, else the lowest there are."""
+    def _tallest(self, choice: Choice, lowest: int = 0) -> Schedule:
+        """The tallest strips that fit, else the lowest there are, of ``lowest`` bytes of the widest map or more."""
         if choice.rows:
             return self.planner.schedule(choice)
-        heights = [size for size in self._heights() if size >= self.lowest]
+        heights = [size for size in self._heights() if size >= lowest]
         low, high = 0, len(heights) - 1
         while low < high:
             middle = (low + high) // 2
@@ -114,11 +117,11 @@ class Search:
                 low = middle + 1
         return self.planner.schedule(replace(choice, strip_bytes=heights[low]))
 
-    def _fitting(self, choice: Choice) -> Schedule:
+    def _fitting(self, choice: Choice, lowest: int) -> Schedule:
         """Maps given up one after the other, each for the least time by the bytes saved at the fullest pass."""
-        schedule = self._tallest(choice)
+        schedule = self._tallest(choice, lowest)
         while schedule.peak > self.budget:
-            lower = _best_exchange(schedule, [self._tallest(one) for one in self._given_up(schedule)])
+            lower = _best_exchange(schedule, [self._tallest(one, lowest) for one in self._given_up(schedule)])
             if lower is None:
                 return schedule
             schedule = lower
@@ -126,19 +129,15 @@ class Search:
 
     def _ways(self, ideal: Schedule) -> Iterator[Schedule]:
         """Where some ways of looking end. Each step is the best one, but the way they lead is not always: with
-        strips that stay tall, or are never computed again, it may be another."""
-        heights, can_park = self._heights(), bool(self.planner.figures.link)
-        lowest = (heights[-1], heights[0] // TALL) if self.is_small else (heights[-1],)
-        for self.recomputes in (True, False) if can_park else (True,):
-            for self.lowest in lowest:
-                found = self._fitting(self.start)
-                self.lowest = heights[-1]
-                found = self._improved(found, ideal)
-                yield found
-                if self._is_near(found, ideal):
-                    return
-        self.recomputes = True
-        if can_park:
+        strips that stay tall it may be another."""
+        heights = self._heights()
+        starts = [heights[0] // number for number in STARTS] if self.is_small else []
+        for lowest in (*starts, 0):
+            found = self._improved(self._fitting(self.start, max(lowest, heights[-1])), ideal)
+            yield found
+            if self._is_near(found, ideal):
+                return
+        if self.planner.figures.link:
             yield self._tallest(replace(self.start, outside=True))
 
     def _is_near(self, schedule: Schedule, ideal: Schedule) -> bool:
@@ -189,7 +188,7 @@ class Search:
             fewer = {place: number for place in places if schedule.windows[place].count > number}
             choice = replace(schedule.choice, strips={**schedule.choice.strips, **fewer})
             found = self.planner.schedule(choice)
-            if found.peak <= self.budget and found.seconds < best.seconds:
+            if found.peak <= self.budget and _on_a_slower_host(found) < _on_a_slower_host(best):
                 best = found
         return best
 
@@ -206,7 +205,7 @@ class Search:
             for node in _stored_at(schedule, index)
         }
         for node in alive:
-            if self.recomputes and node in self.planner.analysis.storable:
+            if node in self.planner.analysis.storable:
                 yield replace(choice, recomputed=choice.recomputed | {node}, parked=choice.parked - {node})
             if self.planner.figures.link and not choice.outside and node not in choice.parked:
                 yield replace(choice, parked=choice.parked | {node})
@@ -222,6 +221,10 @@ class Search:
             yield replace(choice, recomputed=choice.recomputed - {node})
             if self.planner.figures.link:
                 yield replace(choice, recomputed=choice.recomputed - {node}, parked=choice.parked | {node})
+
+
+def _on_a_slower_host(schedule: Schedule) -> float:
+    return schedule.seconds + DISPATCH * schedule.launches
 
 
 def _best_exchange(schedule: Schedule, tries: list[Schedule]) -> Schedule | None:

@@ -20,6 +20,17 @@ bool fills(const std::string& name) {
   return false;
 }
 
+// Kernels that take tensors of several dtypes as they are on a card, where a CPU makes copies in a common one: elementwise
+// (ATen/native/cuda/Loops.cuh, gpu_kernel's dynamic casting; TensorIterator.cpp makes its temporaries for CPUs alone), and
+// reductions of 16 bits to float32 (ATen/native/ReduceOpsUtils.h, gpu_lowp_to_f32).
+bool casts_inside(const std::string& name) {
+  for (const char* each : {"add", "sub", "mul", "div", "addcmul", "addcdiv", "sum", "mean", "linalg_vector_norm"}) {
+    const std::string plain = std::string("aten::") + each;
+    if (name == plain || name == plain + "_") return true;
+  }
+  return false;
+}
+
 Product product_of(const std::string& name) {
   if (name == "aten::mm" || name == "aten::bmm") return Product::matrices;
   if (name == "aten::_int_mm" || name == "aten::_scaled_mm") return Product::matrices;
@@ -44,10 +55,15 @@ Traits read(const c10::FunctionSchema& schema) {
   traits.takes_cpu_tensors = starts(name, "aten::index") || starts(name, "aten::_unsafe_index") ||
                              name == "aten::_index_put_impl_" || name == "aten::copy_" || name == "aten::_copy_from";
   static const bool count_scratch = card::variable("EMU_SCRATCH", 0) != 0;
-  // im2col, reordered weights, a norm put together of several operators: they say nothing of a card, which has one kernel. What cuDNN takes is a rule of the pack's prediction.
-  traits.own_scratch = !count_scratch && (starts(name, "aten::convolution") || name == "aten::_convolution" ||
-                                          starts(name, "aten::_scaled_dot_product_flash_attention_for_cpu") ||
-                                          name == "aten::_fused_rms_norm");
+  // im2col, reordered weights and maps, a norm put together of several operators: they say nothing of a card, which has
+  // one kernel. What cuDNN takes is a rule of the pack's prediction.
+  traits.own_scratch = casts_inside(name) ||
+                       (!count_scratch && (starts(name, "aten::convolution") || name == "aten::_convolution" ||
+                                           starts(name, "aten::_scaled_dot_product_flash_attention_for_cpu") ||
+                                           starts(name, "aten::upsample_nearest") ||
+                                           name == "aten::_fused_rms_norm"));
+  // Statistics of the whole map, then an elementwise kernel over it (ATen/native/cuda/group_norm_kernel.cu).
+  traits.reads_twice = name == "aten::native_group_norm";
   traits.product = product_of(name);
   return traits;
 }
@@ -111,6 +127,7 @@ card::Kernel kernel_of(const Traits& traits, const std::vector<at::Tensor>& inpu
                        const std::vector<at::Tensor>& outputs) {
   card::Kernel kernel;
   kernel.bytes = bytes_of(inputs) + bytes_of(outputs);
+  if (traits.reads_twice && !inputs.empty()) kernel.bytes += double(inputs[0].nbytes());
   if (traits.product != Product::none && !outputs.empty()) count_product(kernel, traits.product, inputs, outputs[0]);
   return kernel;
 }

@@ -19,6 +19,7 @@ struct Traits {
   bool writes_any = false;
   bool takes_cpu_tensors = false;  // indices and sources of copies may be the CPU's
   bool own_scratch = false;        // the CPU's way needs scratch that a card's does not: not counted
+  bool reads_twice = false;        // a card's way reads the first input in two kernels
   Product product = Product::none;
 };
 
