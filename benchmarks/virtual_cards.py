@@ -19,6 +19,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import _streaming
 from _harness import ROOT, enter_host, load_package, markdown_table
 
 load_package()
@@ -39,6 +40,7 @@ KNOBS: dict[str, dict[str, float]] = {  # what the conclusions may hang on
     "smallest kernel 5 µs": {"kernel_us": 5},
     "no waves": {"waves": 0},
 }
+PARTS = ("vae", "knobs", "streaming")
 GB = 2**30
 WIDTH, REACH, LATENTS = 128, 8, 4  # channels, pixels of a cell, channels of a latent
 UNTILED, CORE, LEAST = "untiled", "core's tiles", "least"
@@ -55,11 +57,14 @@ kernels. Core's tiles are its tiled way's defaults. To repeat: `python3 -m tools
 
 
 def on_card(order: dict[str, Any]) -> list[Row]:
-    """The rows of one card: each way of decoding and encoding at each size."""
-    enter_host(DTYPES[order["dtype"]])
+    """The rows of one card: each way of decoding and encoding at each size, or of streaming weights."""
+    streaming = "dtype" not in order
+    enter_host(*order["options"] if streaming else (DTYPES[order["dtype"]],))
     import torch
 
     with torch.inference_mode():
+        if streaming:
+            return list(_streaming.rows())
         return [row for size in order["sizes"] for way in ("decode", "encode") for row in _ways(way, size)]
 
 
@@ -207,19 +212,41 @@ def knobs_part() -> str:
     return f"## What this hangs on\n\n{text}\n\n{markdown_table(['', *names], lines)}"
 
 
+def streaming_part(names: Sequence[str]) -> str:
+    """Block Offload beside the host's own streaming, on each card; on the first also as `--lowvram` starts it."""
+    lines, header = [], [""]
+    for name, options in [(name, ()) for name in names] + [(names[0], ("--lowvram",))]:
+        rows = start(CARDS[name], {"options": options})
+        header = ["", "a step with all resident", *(f"{100 * row['share']:.0f} % of the weights" for row in rows[1:])]
+        lines.append(
+            [" ".join([CARDS[name].title, *options]), f"{rows[0]['seconds']:.3f} s", *map(_streamed, rows[1:])]
+        )
+    return f"## Weights streamed\n\n{_streaming.ABOUT}\n\n{markdown_table(header, lines)}"
+
+
+def _streamed(row: Row) -> str:
+    host = f"{row['host']:.2f}x" if row["host"] else "cannot"
+    return f"{row['ours']:.2f}x, {host}, {100 * row['reached']:.0f} %"
+
+
 def parts(options: argparse.Namespace) -> Iterator[str]:
     """The file, part by part."""
     yield INTRODUCTION
-    for name in options.cards:
-        for dtype in options.dtypes:
-            yield card_part(name, dtype, options.sizes if name in options.in_full else options.sizes[:1])
-    yield knobs_part()
+    if "vae" in options.parts:
+        for name in options.cards:
+            for dtype in options.dtypes:
+                yield card_part(name, dtype, options.sizes if name in options.in_full else options.sizes[:1])
+    if "knobs" in options.parts:
+        yield knobs_part()
+    if "streaming" in options.parts:
+        yield streaming_part(options.cards)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--order", help=argparse.SUPPRESS)
     parser.add_argument("--cards", nargs="+", choices=list(CARDS), default=list(CARDS))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="others are left out")
     parser.add_argument("--in-full", nargs="*", default=["rtx3060"], help="cards at every size; others at the first")
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--dtypes", nargs="+", choices=list(DTYPES), default=["float32", "bfloat16"])
