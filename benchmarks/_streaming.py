@@ -16,10 +16,10 @@ SHARES = (0.75, 0.5, 0.25)  # of the weights
 WIDTH, HEADS, DOUBLE, SINGLE, TEXT = 768, 6, 5, 10, 512
 LATENT = 128  # rows: 1024 px
 STEPS, SETTLED = 5, 3  # calls in which the order is learned, the card measured and the ring divided
-ABOUT = f"""A transformer as Flux's at a quarter of its width, with {DOUBLE} and {SINGLE} blocks, in bfloat16, for 1024 px with
-all its tokens, so that computing and copying keep Flux's proportion. Budgets of Block Offload, the last its least; a cell:
-a settled step against one with all weights resident; the same by the host's own streaming with as much on the card as the
-same peak of allocated bytes permits; the longer one of computing and copying over our step."""
+ABOUT = f"""A transformer as Flux's at a quarter of its width, with {DOUBLE} and {SINGLE} blocks, in bfloat16, for 1024
+px with all its tokens, so that computing and copying keep Flux's proportion. Budgets of Block Offload, the last its
+least; a cell: a settled step against one with all weights resident; the same by the host's own streaming with as much
+on the card as the same peak of allocated bytes permits; the longer one of computing and copying over our step."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,9 @@ def ran(model: Any) -> Ran:
     """Samples from nothing loaded."""
     import comfy.model_management
     import emulated_card
-    import nodes
     from comfy.patcher_extension import WrappersMP
+
+    import nodes
 
     comfy.model_management.unload_all_models()
     comfy.model_management.reset_cast_buffers()
