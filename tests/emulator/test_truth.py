@@ -233,8 +233,8 @@ class TestOutOfMemory:
             lambda dev=None, torch_free_too=False: (8 * GB, 8 * GB) if torch_free_too else 8 * GB,
         )
 
-    def decode(self, method: str = "exact", **settings: Any) -> torch.Tensor:
-        x = AUTOENCODERS["sd"].latent(24, 16)
+    def decode(self, method: str = "exact", size: tuple[int, int] = (24, 16), **settings: Any) -> torch.Tensor:
+        x = AUTOENCODERS["sd"].latent(*size)
         vae = low_memory_vae(AUTOENCODERS["sd"].load(), VAESettings(method=method, vram_budget_gb=4.0, **settings))
         return vae.decode(x)
 
@@ -263,6 +263,15 @@ class TestOutOfMemory:
         assert psnr(self.decode(), expected) >= 90
         assert "out of memory: tried again with lower strips" in last_row().notices
         assert "exact: " in "".join(last_row().lines)
+        self.after(card)
+
+    def test_the_last_rung_keeps_maps_in_host_memory(self, card: Any) -> None:
+        expected = self.decode(size=(96, 64))
+        assert "host memory" not in "".join(last_row().lines)
+        self.leave(card, 50)
+        assert psnr(self.decode(size=(96, 64)), expected) >= 90
+        assert "out of memory: tried again with lower strips" in last_row().notices
+        assert "stored maps in host memory" in "".join(last_row().lines)
         self.after(card)
 
     def test_an_error_that_names_the_least(self, card: Any) -> None:
