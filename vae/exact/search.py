@@ -16,13 +16,11 @@ NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)  # of str
 WORTH = 0.995  # a change that saves less time is none
 NEAR = 1.07  # times what it takes without a budget: no better one is looked for
 MOST_CHANGES = 12
-# Strips of the widest map at most, maps being given up instead: first few, since few kernels are worth more than the
-# clock knows of (a host slower than that of the figures), as long as the time is near.
+# Strips of the widest map at most, maps being given up instead. Few first: as long as the time is near, few kernels are
+# worth more than the figures know of, which are those of a fast host.
 STARTS = (12, 24, 64)
 REFINED = 2  # of the ways that were found, the fastest, in fewer strips where those fit
-DISPATCH = (
-    3e-6  # seconds of a kernel beyond the figures', which are those of a fast host, where two plans take the same
-)
+DISPATCH = 3e-6  # seconds of a kernel beyond the figures', on a slower host
 SMALL = 300  # operations, as of one picture; of a video, which has thousands, fewer ways are tried
 FULL = 0.85  # of the fullest pass's bytes: passes whose maps are looked at too
 
