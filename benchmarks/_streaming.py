@@ -15,7 +15,7 @@ SHARES = (0.75, 0.5, 0.25)  # of the weights
 # keep their proportion, and the weights fit a build machine.
 WIDTH, HEADS, DOUBLE, SINGLE, TEXT = 768, 6, 5, 10, 512
 LATENT = 128  # rows: 1024 px
-STEPS, SETTLED = 5, 3  # calls in which the order is learned, the card measured and the ring divided
+STEPS = 5
 ABOUT = f"""A transformer as Flux's at a quarter of its width, with {DOUBLE} and {SINGLE} blocks, in bfloat16, for 1024
 px with all its tokens, so that computing and copying keep Flux's proportion. Budgets of Block Offload, the last its
 least; a cell: a settled step against one with all weights resident; the same by the host's own streaming with as much
@@ -33,43 +33,24 @@ class Ran:
     peak: int
 
 
-class Clock:
-    """An apply-model wrapper that reads the card's clocks as each call begins."""
-
-    def __init__(self) -> None:
-        self.read: list[tuple[float, float, float]] = []
-
-    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
-        import emulated_card
-
-        stats = emulated_card.stats()
-        self.read.append((stats["virtual_s"], stats["h2d_s"], stats["compute_s"]))
-        return executor(*args, **kwargs)
-
-    def per_call(self) -> list[float]:
-        """Of the settled calls, without the last, whose end is not seen."""
-        calls = len(self.read) - 1 - SETTLED
-        return [(last - first) / calls for first, last in zip(self.read[SETTLED], self.read[-1])]
-
-
 def rows() -> Iterator[dict[str, Any]]:
     """All weights on the card; then at each budget ours, and the host's own streaming within the same peak."""
     from headroom.host.budget import least_weights
     from headroom.host.offload import apply_offload
+    from headroom.tools.step_clock import within_peak
 
     model = flux()
     weights = model.model_size()
     whole = ran(model)
-    yield {"share": 1.0, "seconds": whole.step, "peak": whole.peak, "weights": weights}
+    yield {"share": 1.0, "seconds": whole.step}
     least = least_weights(model, 2)
     for share in (*SHARES, least / weights):
         mine = ran(apply_offload(model, max(least, share * weights) / GB)[0])
-        theirs = within(model, mine.peak)
+        theirs = within_peak(lambda budget: ran(apply_offload(model, budget / GB, "leaf")[0]), mine.peak)
         yield {
             "share": share,
             "ours": mine.step / whole.step,
             "host": theirs.step / whole.step if theirs else None,
-            "peak": mine.peak,
             "reached": max(mine.copied, mine.computed) / mine.step,
         }
 
@@ -98,6 +79,7 @@ def ran(model: Any) -> Ran:
     from comfy.patcher_extension import WrappersMP
 
     import nodes
+    from headroom.tools.step_clock import StepClock
 
     comfy.model_management.unload_all_models()
     comfy.model_management.reset_cast_buffers()
@@ -105,7 +87,7 @@ def ran(model: Any) -> Ran:
     torch.cuda.empty_cache()
     emulated_card.reset()
     torch.cuda.reset_peak_memory_stats()
-    before, clock = torch.cuda.memory_allocated(), Clock()
+    before, clock = torch.cuda.memory_allocated(), StepClock(emulated_card.stats)
     timed = model.clone()
     timed.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "clock", clock)
     text = [[torch.zeros(1, TEXT, 4096), {"pooled_output": torch.zeros(1, 768)}]]
@@ -113,19 +95,3 @@ def ran(model: Any) -> Ran:
     nodes.KSampler().sample(timed, 0, STEPS, 1.0, "euler", "normal", text, text, latent)
     torch.cuda.synchronize()
     return Ran(*clock.per_call(), torch.cuda.max_memory_allocated() - before)
-
-
-def within(model: Any, peak: int) -> Ran | None:
-    """The host's own streaming with as many weights kept as a peak of allocated bytes permits; None: it needs more."""
-    from headroom.host.offload import apply_offload
-
-    budget = peak
-    while budget > 0:
-        try:
-            found = ran(apply_offload(model, budget / GB, "leaf")[0])
-        except ValueError:  # less than the largest layer
-            return None
-        if found.peak <= peak:
-            return found
-        budget -= found.peak - peak
-    return None

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from headroom.host.budget import budget_of
 from headroom.host.offload import apply_offload
+from headroom.tools.step_clock import StepClock, within_peak
 
 from ..host.drawn import drawn
 from ..host.families import FAMILIES
@@ -28,7 +29,6 @@ GB = 2**30
 COPY_SECONDS = 0.1  # of all weights
 TOKENS = 16  # of text
 STEPS = 5
-SETTLED = 3  # calls, in which the order is learned, the card measured, and the ring divided
 
 
 @dataclass(frozen=True)
@@ -74,25 +74,6 @@ class Ran:
         return max(self.copied, self.computed)
 
 
-class Clock:
-    """An apply-model wrapper that reads the card's clocks as each call begins."""
-
-    def __init__(self, card: Card) -> None:
-        self._card = card
-        self.read: list[tuple[float, float, float]] = []
-
-    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
-        stats = self._card.stats
-        self.read.append((stats["virtual_s"], stats["h2d_s"], stats["compute_s"]))
-        return executor(*args, **kwargs)
-
-    def per_call(self) -> list[float]:
-        """Seconds, copying and computing, of the calls after which nothing changes any more, without the last."""
-        return [
-            (last - first) / (len(self.read) - 1 - SETTLED) for first, last in zip(self.read[SETTLED], self.read[-1])
-        ]
-
-
 def set_card(card: Card, case: Case, ratio: float, **settings: Any) -> None:
     """Transfer of all weights takes ``ratio`` times as long as a step's compute does when all are resident.
 
@@ -119,7 +100,7 @@ def ran(card: Card, case: Case, model: Any, steps: int = STEPS) -> Ran:
     """Samples from nothing loaded."""
     forgotten()
     card.reset()
-    before, start, clock = card.allocated, card.seconds, Clock(card)
+    before, start, clock = card.allocated, card.seconds, StepClock(lambda: card.stats)
     timed = model.clone()
     timed.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "clock", clock)
     latents = sampled(case, timed, steps)
@@ -151,16 +132,8 @@ def ours(model: Any, budget: float, **options: Any) -> Any:
 
 def ran_by_the_host(card: Card, case: Case, peak: int, steps: int = STEPS) -> Ran | None:
     """The host's own streaming with as many weights kept as a peak of allocated bytes permits; None: it needs more."""
-    model, budget = model_of(case), peak
-    while budget > 0:
-        try:
-            found = ran(card, case, apply_offload(model, budget / GB, "leaf")[0], steps)
-        except ValueError:  # less than the largest layer
-            return None
-        if found.peak <= peak:
-            return found
-        budget -= found.peak - peak
-    return None
+    model = model_of(case)
+    return within_peak(lambda budget: ran(card, case, ours(model, budget, granularity="leaf"), steps), peak)
 
 
 def staging_of(model: Any) -> int:
