@@ -32,18 +32,8 @@ class Moments:
         self.parts += self._of(slab)
         self.counts.append(slab[0].numel() // self.groups)
 
-    @property
-    def variance(self) -> Tensor:
-        """(B, groups)."""
-        return self.merge()[0]
-
-    @property
-    def mean(self) -> Tensor:
-        """(B, groups)."""
-        return self.merge()[1]
-
     def merge(self) -> tuple[Tensor, Tensor]:
-        """The two parts of all strips, once there are no more; those of each are let go."""
+        """The two parts of all strips, here variance and mean, once there are no more; those of each are let go."""
         if self._merged is None:
             if len(self.counts) == 1:
                 self._merged = self.parts[0], self.parts[1]
