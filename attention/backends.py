@@ -221,7 +221,7 @@ def compute(name: str, call: AttentionCall, *, slice_rows: int = 0) -> tuple[Ten
 def _automatic(call: AttentionCall) -> Decision:
     """Torch's fused kernel where it keeps O(N) memory, else online. Never a quantised kernel."""
     refusal = BACKENDS["sdpa"].refusal(call) or fused_kernel_refusal(call.q, call.k, call.v)
-    refusal = refusal or memory_refusal(call.q, call.v)
+    refusal = refusal or memory_refusal(call.q.device, call.q.dtype, call.q.shape[-1], call.v.shape[-1])
     if refusal is not None:
         return _prefer_online(call, refusal)
     if _online_is_faster(call):

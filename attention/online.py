@@ -53,8 +53,7 @@ def online_attention(
     Returns:
         (B, Nq, H, Dv), contiguous, in q's dtype. A row whose keys are all masked is zero, as in torch's SDPA.
 
-    Memory beyond the output: 4 * G * (query_tile * (key_tile + 2 * Dv) + key_tile * (D + Dv)) bytes, with G = 1 head
-    on a CPU and H on an accelerator.
+    Memory beyond the output: :func:`online_bytes`, with G = 1 head on a CPU and H on an accelerator.
 
     Source: Dao et al., "FlashAttention" (arXiv 2205.14135), algorithm 1; the running softmax is Milakov &
     Gimelshein (arXiv 1805.02867), algorithm 3.
@@ -82,6 +81,22 @@ def online_attention(
             if log_sum is not None:
                 log_sum[part.batch, part.heads, span] = softmax.log_sum()
     return out
+
+
+def online_bytes(
+    queries: int, keys: int, channels: int, values: int, heads: int = 1, dtype: torch.dtype = torch.float32
+) -> int:
+    """What :func:`online_attention` takes beyond its output, with the tiles of its defaults.
+
+    Args:
+        queries, keys: tokens.
+        channels, values: of a head of queries and keys, and of values.
+        heads: computed together.
+        dtype: of the operands; float32 and float64 need no copy in the scores' dtype.
+    """
+    rows, cols = min(QUERY_TILE, queries), min(KEY_TILE, keys)
+    copied = rows * channels + cols * max(channels, values) if dtype.itemsize < 4 else 0
+    return max(4, dtype.itemsize) * heads * (rows * (cols + 2 * values) + copied)
 
 
 class _RunningSoftmax:

@@ -24,7 +24,7 @@ if hasattr(SDPBackend, "CUDNN_ATTENTION"):  # torch 2.5 and newer
     KERNELS["cudnn"] = SDPBackend.CUDNN_ATTENTION
 EVERY_KERNEL = [kernel for name, kernel in SDPBackend.__members__.items() if name != "ERROR"]
 ON_CPU = ("flash", "math")
-# Devices for which torch itself ships a fused kernel with O(N) memory; those of others are asked.
+# Devices for which torch itself ships fused kernels with O(N) memory; of others it has to say so.
 FUSED_DEVICES = ("cpu", "cuda", "xpu")
 PROBE_TOKENS = 64
 HALF = (torch.float16, torch.bfloat16)
@@ -84,15 +84,19 @@ def fused_kernel_refusal(q: Tensor, k: Tensor, v: Tensor) -> str | None:
     return None
 
 
-def memory_refusal(q: Tensor, v: Tensor) -> str | None:
-    """Why a device of whatever make may hold the whole Nq x Nk matrix in SDPA; None where it has a fused kernel."""
-    device = q.device.type
-    if device in FUSED_DEVICES:
+def memory_refusal(device: torch.device, dtype: torch.dtype, channels: int, values: int) -> str | None:
+    """Why a device may hold the whole Nq x Nk matrix in SDPA; None where it has a fused kernel for such operands.
+
+    Args:
+        channels, values: of a head of queries and keys, and of values.
+    """
+    if device.type == "cpu":
         return None
-    kernel = chosen_kernel(q, v)
-    if kernel is None:
-        return f"torch does not say whether {device} has a fused kernel with O(N) memory"
-    return f"{device} has no fused kernel with O(N) memory" if kernel == "math" else None
+    kernel = _chosen(device, dtype, channels, values, None)
+    if kernel is None and device.type not in FUSED_DEVICES:
+        return f"torch does not say whether {device.type} has a fused kernel with O(N) memory"
+    # CUDA cards before compute capability 8.0, for one, have none for bfloat16.
+    return f"{device.type} has no fused kernel with O(N) memory for {dtype}" if kernel == "math" else None
 
 
 def chosen_kernel(q: Tensor, v: Tensor, only: str | None = None) -> str | None:

@@ -14,12 +14,12 @@ from comfy.patcher_extension import WrappersMP
 from torch import Tensor, nn
 
 from ..memory import Row, file_backed_bytes, format_bytes
+from ..memory.link import link_speed
 from ..offload.prefetch import LayerPrefetch, Learned, Traffic
 from .budget import Budget, layer_costs, least_weights, loads_by_the_host, plan_budget, set_budget
 from .compat import replays_steps
 from .device import GB
 from .sampling import COMPILED, current_row, measure_sampling, wrap
-from .transfer import bandwidth
 
 GRANULARITIES = ("auto", "block", "leaf")
 DEFAULT_AHEAD = 2  # blocks
@@ -148,7 +148,7 @@ def _bytes_lines(model: ModelPatcher, offload: Offload, budget: Budget) -> list[
         )
     lines.append(f"RAM holds {format_bytes(offload.whole)} of weights{_file_backed(model)}")
     if budget.streamed:
-        speed = bandwidth(model.load_device)
+        speed = link_speed(model.load_device)
         if speed is not None:
             seconds = budget.streamed / speed
             lines.append(f"at {speed / 1e9:.1f} GB/s to this device a step takes {seconds:.2f} s at least")
@@ -204,7 +204,7 @@ class Sampling:
                 f" through {format_bytes(engine.staging_bytes)} of staging, {traffic.late} copies not ahead"
             )
             row.lines += engine.notes
-            speed = bandwidth(model.load_device)
+            speed = link_speed(model.load_device)
             if speed is not None:
                 floor = traffic.bytes / traffic.steps / speed
                 row.lines.append(f"a call took {seconds / traffic.steps:.2f} s; its copies alone {floor:.2f} s")

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ..attention.backends import choose
 from ..attention.call import AttentionCall
+from ..attention.online import online_bytes
+from ..attention.sdpa import memory_refusal
 from ..vae.exact import Recorded
 
 ATTRIBUTES = ("optimized_attention", "optimized_vae_attention")
@@ -50,7 +53,19 @@ def with_attention_in_strips(patcher: Any) -> Any:
     return clone
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+class Attend:
     """(B, 1, N, C) attention by the exact backend that suits the call best."""
-    call = AttentionCall(q, k, v, None, q.shape[-1] ** -0.5 if scale is None else scale)
-    return choose("auto", call).backend.run(call).transpose(1, 2)
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
+        call = AttentionCall(q, k, v, None, q.shape[-1] ** -0.5 if scale is None else scale)
+        return choose("auto", call).backend.run(call).transpose(1, 2)
+
+    @staticmethod
+    def beside(device: torch.device, dtype: torch.dtype, queries: int, keys: int, channels: int, values: int) -> int:
+        """Bytes beyond the result. A fused kernel takes none, and what a CPU takes is a share of every strip."""
+        if device.type == "cpu" or memory_refusal(device, dtype, channels, values) is None:
+            return 0
+        return online_bytes(queries, keys, channels, values, dtype=dtype)
+
+
+attend = Attend()

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from ..memory import Row
+from ..memory.link import link_speed
 from ..memory.report import format_bytes
 from ..vae.exact import CannotRecord, DoesNotFit, ExactRun, FollowedRun, PlannedRun, Report, Schedule, StoreOverflow
+from ..vae.exact.card import figures_of
 from .compat import drop_cast_buffers, is_out_of_memory
 from .vae_attention import attend
 
@@ -165,6 +167,7 @@ class ExactPass:
             attend=attend,
             owned=list(self.vae.first_stage_model.parameters()),
             plans=self.plans,
+            figures=figures_of(self.vae.device, link_speed(self.vae.device)),
         )
 
     def _ask_host(self, schedule: Schedule) -> None:

@@ -26,6 +26,7 @@ class CardModel:
         bfloat16, in 8 bits, and of float64.
     bandwidth: of its memory, 10**9 bytes a second.
     link: from pinned memory, 10**9 bytes a second.
+    tells_clocks: torch's properties of the device have its clocks and the width of its bus, as CUDA's and HIP's do.
     """
 
     title: str
@@ -39,6 +40,7 @@ class CardModel:
     double: float
     bandwidth: float
     link: float
+    tells_clocks: bool = True
 
 
 def _link(lane: float, lanes: int) -> float:
@@ -51,7 +53,7 @@ CARDS = {
     "rtx4090": CardModel("RTX 4090", 24, 89, 128, 82.6, 82.6, 165.2, 660.6, 1.29, 1008, _link(PCIE4_LANE, 16)),
     "t4": CardModel("T4", 16, 75, 40, 8.14, 8.14, 65.1, 130.3, 0.254, 320, _link(PCIE3_LANE, 16)),
     "rx7900": CardModel("RX 7900 XTX", 24, 86, 96, 61.4, 61.4, 122.8, 122.8, 1.92, 960, _link(PCIE4_LANE, 16)),
-    "b580": CardModel("Arc B580", 12, 86, 20, 13.67, 13.67, 116.7, 233.4, 0.85, 456, _link(PCIE4_LANE, 8)),
+    "b580": CardModel("Arc B580", 12, 86, 20, 13.67, 13.67, 116.7, 233.4, 0.85, 456, _link(PCIE4_LANE, 8), False),
 }
 
 

@@ -122,6 +122,7 @@ def variables(
         "SM": model.capability,
         "NAME": f"{model.title} {model.vram_gb:g} GB (emulated)",
         "MULTIPROCESSORS": model.multiprocessors,
+        "TELLS_CLOCKS": int(model.tells_clocks),
         "TFLOPS": model.single,
         "TFLOPS_TF32": model.tf32,
         "TFLOPS_HALF": model.half,

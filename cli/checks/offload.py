@@ -13,7 +13,7 @@ import torch
 from ...host.budget import Budget, budget_of, least_weights
 from ...host.device import GB
 from ...host.offload import DEFAULT_AHEAD, apply_offload, cannot_prefetch
-from ...host.transfer import bandwidth
+from ...memory.link import link_speed
 from .bench import Bench, said_bytes
 from .rows import Check, Found, Outcome, held
 
@@ -97,7 +97,7 @@ class Streaming:
     @cached_property
     def speed(self) -> float:
         """Bytes per second to the device."""
-        found = bandwidth(self.bench.device)
+        found = link_speed(self.bench.device)
         if found is None:
             raise RuntimeError(f"nothing tells how fast weights get to {self.bench.device.type}")
         return found

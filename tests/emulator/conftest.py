@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from headroom.memory import link
 from headroom.tools import emulator
 from headroom.tools.server import Server
 
@@ -40,6 +41,7 @@ class Card:
         emulated_card.default_settings()
         for name, value in {"lazy": lazy, "race": races, "vram_mb": vram_mb, **settings}.items():
             emulated_card.set(name, float(value))
+        link._known.clear()  # of the card as it was
         self.reset()
 
     def reset(self) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .device import CASTS_INSIDE, GRAIN, Figures, even
+from .device import CASTS_INSIDE, GRAIN, Figures, even, tiles_of
 from .graph import Node, Op
 from .kernels import Kernels
 from .ops import Reshape, RowByRow
@@ -27,7 +27,7 @@ class Meter:
 
     Attributes:
         strips: for how many strips the one that runs stands; while it is not one, no peak is taken.
-        launches, seconds: of all kernels.
+        launches, seconds: of all kernels, the seconds without the host's.
         sent, fetched: bytes to and from host memory.
         stored: of what is alive, maps in pages, whose bytes are known.
         host, host_peak: bytes there, now and at most.
@@ -111,12 +111,20 @@ class Counted(Kernels):
         self.kept: dict[int, Block] = {}
         self.pieces = 1
 
-    def _kernel(self, moved: float, flops: float = 0.0, launches: int = 1, itemsize: int = 4) -> None:
+    def _kernel(
+        self,
+        moved: float,
+        flops: float = 0.0,
+        launches: int = 1,
+        dtype: torch.dtype = torch.float32,
+        tiles: float = 0.0,
+    ) -> None:
         meter, figures = self.meter, self.figures
         if meter.strips > 1:
             launches *= (self.pieces + meter.strips - 1) // self.pieces
         meter.launches += launches
-        meter.seconds += figures.seconds(flops, moved, itemsize) + (launches - 1) * figures.launch
+        each = max(1, launches)
+        meter.seconds += each * figures.seconds(flops / each, moved / each, dtype, tiles)
 
     def _ghost(self, size: int, rows: int) -> Ghost:
         return Ghost(Block(self.meter, size), size, rows, alone=True)
@@ -209,7 +217,9 @@ class Counted(Kernels):
             self.meter.passing(scratch)
         moved = size + sum(slab.size for slab in slabs) + 2 * inside
         flops = op.flops(node) * rows / node.rows.count
-        self._kernel(moved, flops, op.launches(node), node.dtype.itemsize)
+        results = size // node.dtype.itemsize // self.meter.strips
+        tiles = tiles_of(results, node.shape[1]) if flops > moved else 0.0
+        self._kernel(moved, flops, op.launches(node), node.dtype, tiles)
         del held
         return out
 

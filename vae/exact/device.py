@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 MIB = 1 << 20
+TILE = 64
 # Devices whose kernels take operands of several dtypes as they are, and reduce 16 bits to float32, without a copy in a
 # common dtype (ATen/native: TensorIterator.cpp, compute_types; ReduceOpsUtils.h, gpu_lowp_to_f32). Of others it is not
 # known.
@@ -24,13 +26,17 @@ def even(size: int, device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a kind of device. Plans depend on the ratios between them, and little on those.
+    """Of a device. Plans depend on the ratios between them, and little on those.
 
     Attributes:
-        launch: seconds that every kernel costs, however small.
-        flops: operations a second in float32; in 16 bits twice as many.
+        dispatch: seconds of the host that every kernel costs, however small.
+        flops: operations a second in float32.
         bandwidth: bytes a second of the device's memory.
         link: bytes a second between it and page-locked host memory, each way; 0 = there is no other memory.
+        ahead: the host goes on while the device computes; else it computes itself.
+        kernel: seconds of the smallest kernel of a device that computes by itself.
+        half, bfloat: times as many operations a second in float16 and bfloat16.
+        parts: of the device that work side by side and take a tile of a product each; 0 = as if there were one.
         strip_bytes: of the widest map in a strip, from which on strips are no faster: what a CPU's caches hold; 0 = the
             taller the faster.
         page_bytes: stored maps lie in equal pages, since the C library's heap would not give slabs of many sizes back;
@@ -41,10 +47,15 @@ class Figures:
         rest: bytes by which the allocator's blocks exceed large slabs that are not even, at most.
     """
 
-    launch: float
+    dispatch: float
     flops: float
     bandwidth: float
     link: float = 0.0
+    ahead: bool = False
+    kernel: float = 0.0
+    half: float = 2.0
+    bfloat: float = 2.0
+    parts: int = 0
     strip_bytes: int = 0
     page_bytes: int = 0
     scratch: float = 0.0
@@ -57,22 +68,42 @@ class Figures:
         rest = self.rest if size > CUT_FROM and size % EVEN_BYTES else 0
         return -(-size // GRAIN) * GRAIN + rest
 
-    def seconds(self, flops: float, moved: float, itemsize: int = 4) -> float:
-        """Of one kernel with so many operations on numbers of so many bytes, and bytes read and written."""
-        return self.launch + max(flops / (self.flops * (2 if itemsize < 4 else 1)), moved / self.bandwidth)
+    def seconds(self, flops: float, moved: float, dtype: torch.dtype = torch.float32, tiles: float = 0.0) -> float:
+        """Of one kernel on the device.
+
+        Args:
+            flops: operations, on numbers of ``dtype``.
+            moved: bytes read and written.
+            tiles: of a product's result, each computed by one part of the device; 0 = as many as fill it.
+        """
+        rate = self.flops * {torch.float16: self.half, torch.bfloat16: self.bfloat}.get(dtype, 1.0)
+        return max(self.kernel, flops / (rate * self.filled(tiles)), moved / self.bandwidth)
+
+    def filled(self, tiles: float) -> float:
+        """Share of the device that a product keeps at work: of its last wave of tiles some parts have none (NVIDIA,
+        "Matrix Multiplication Background User's Guide", wave quantisation)."""
+        if not self.parts or not tiles:
+            return 1.0
+        return tiles / (math.ceil(tiles / self.parts) * self.parts)
+
+    def together(self, kernels: float, launches: int) -> float:
+        """Seconds of kernels that take so many by themselves."""
+        dispatched = launches * self.dispatch
+        return max(kernels, dispatched) if self.ahead else kernels + dispatched
+
+
+def tiles_of(results: int, channels: int) -> float:
+    """Of a product with so many results: 64 x 64, the least at which products still run near a card's rate (the same
+    guide)."""
+    return math.ceil(results / channels / TILE) * math.ceil(channels / TILE)
 
 
 # One core of a server (AVX2: 16 multiply-adds a cycle, two units, 3 GHz, of which convolutions reach a half), and what
 # a core draws from memory. Strips of 8 MiB were measured: larger ones leave the caches.
-CPU = Figures(1e-5, 5e10, 1e10, 0.0, 8 * MIB, 1 * MIB, scratch=1.0, margin=1.35, least_margin=2 * MIB)
+CPU = Figures(1e-5, 5e10, 1e10, strip_bytes=8 * MIB, page_bytes=1 * MIB, scratch=1.0, margin=1.35, least_margin=2 * MIB)
 
-# An accelerator of the middle class: PyTorch's dispatch of an operator takes about 5 us (the CUDA programming guide has
-# 2 to 3 for the launch alone); 12.7 TFLOP/s, 360 GB/s (NVIDIA's Ampere GA102 paper, RTX 3060); 25 GB/s: four fifths of
-# PCI Express 4.0 x 16. cuDNN takes less where there is less (its algorithms with a smaller workspace), so that its
-# workspace is not counted here.
-ACCELERATOR = Figures(5e-6, 12.7e12, 3.6e11, 2.5e10, margin=1.003, rest=MIB)
-
-
-def figures_of(device: torch.device) -> Figures:
-    """The documented ones of the device's kind."""
-    return CPU if device.type == "cpu" else ACCELERATOR
+# An accelerator of the middle class, for what another one does not tell of itself: PyTorch's dispatch of an operator
+# takes about 5 us, the smallest kernel about 2 (CUDA programming guide, launch latency); 12.7 TFLOP/s, 360 GB/s
+# (NVIDIA's Ampere GA102 paper, RTX 3060); 25 GB/s: four fifths of PCI Express 4.0 x 16. cuDNN takes less where there is
+# less (its algorithms with a smaller workspace), so that its workspace is not counted here.
+ACCELERATOR = Figures(5e-6, 12.7e12, 3.6e11, 2.5e10, ahead=True, kernel=2e-6, margin=1.003, rest=MIB)

@@ -91,13 +91,14 @@ class ExactRun:
         on_strip: called before each strip with the share of the work done and, in the last pass, the output so far;
             may raise to stop.
         on_plan: called with each schedule before it runs.
-        attend: (query, key, value, scale) -> Tensor over (..., tokens, channels), exact.
+        attend: (query, key, value, scale) -> Tensor over (..., tokens, channels), exact. It may have a ``beside``,
+            (device, dtype, queries, keys, channels, channels of values) -> bytes that it takes beyond its result.
         owned: weights that stay where they are during the run; others, on a GPU, are copied when they are recorded.
         offload: keep stored maps in host memory whatever the budget.
         beside: sizes in bytes of tensors on the device all along that are the caller's and count in the budget: a copy
             of the input, what the module writes into.
         plans: what earlier runs decided; used again where module, shape and dtype make the same computation.
-        figures: of the device, for the plan; None = the documented ones of its kind.
+        figures: of the device, for the plan; None = those that it tells, or the usual ones of its kind.
     """
 
     def __init__(

@@ -404,7 +404,13 @@ class Attention(Op):
         return 4.0 * math.prod(node.shape) * node.sources[1].shape[-2]
 
     def temporaries(self, node: Node, start: int, stop: int) -> int:
-        return (stop - start) * node.sources[0].row_bytes  # the query's channels put side by side
+        query, key, value = node.sources
+        aligned = (stop - start) * query.row_bytes  # the query's channels put side by side
+        beside = getattr(self.attend, "beside", None)
+        if beside is None:
+            return aligned
+        tokens = (stop - start) * query.rows.unit
+        return aligned + int(beside(node.device, node.dtype, tokens, key.shape[-2], query.shape[-1], value.shape[-1]))
 
     def scratch(self, node: Node, rows: int) -> int:
         return 2 * rows * node.row_bytes

@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from .card import figures_of
 from .counted import Counted, CountedParking, Ghost, Sizes, There
-from .device import CUT_FROM, EVEN_BYTES, Figures, figures_of
+from .device import CUT_FROM, EVEN_BYTES, Figures
 from .graph import Node
 from .pages import Paged, Pages
 from .passes import Analysis, Pass
@@ -113,7 +114,7 @@ class Planner:
         analysis: its passes.
         device: where it runs.
         beside: sizes in bytes of tensors there all along: outputs that the run makes, and what is the caller's.
-        figures: of the device; None: the documented ones.
+        figures: of the device; None: :func:`figures_of` it.
     """
 
     def __init__(
@@ -292,7 +293,7 @@ class CountedPass:
             self.windows,
             meter.peak,
             meter.host_peak,
-            max(meter.seconds, copies) + alone,
+            max(self.figures.together(meter.seconds, meter.launches), copies) + alone,
             meter.launches,
             {node: _layout(store) for node, store in stored.items()},
         )

@@ -20,7 +20,7 @@ MOST_CHANGES = 12
 # worth more than the figures know of, which are those of a fast host.
 STARTS = (12, 24, 64)
 REFINED = 2  # of the ways that were found, the fastest, in fewer strips where those fit
-DISPATCH = 3e-6  # seconds of a kernel beyond the figures', on a slower host
+DISPATCH = 8e-6  # seconds of a kernel on a slower host, where fewer are worth more than the figures know of
 SMALL = 300  # operations, as of one picture; of a video, which has thousands, fewer ways are tried
 FULL = 0.85  # of the fullest pass's bytes: passes whose maps are looked at too
 

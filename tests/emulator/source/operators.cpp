@@ -15,7 +15,7 @@ std::string full_name(const c10::OperatorName& name) {
 
 namespace {
 
-// CUDA's own, which launch no kernel: storage, views, streams.
+// CUDA's own, which launch no kernel: storage, views, streams, the choice of an attention kernel.
 const std::set<std::string> KEPT = {
     "aten::empty.memory_format", "aten::empty_strided", "aten::as_strided", "aten::view", "aten::view.dtype",
     "aten::_reshape_alias", "aten::set_", "aten::set_.source_Storage", "aten::set_.source_Storage_storage_offset",
@@ -23,7 +23,7 @@ const std::set<std::string> KEPT = {
     "aten::is_set_to", "aten::record_stream", "aten::_local_scalar_dense", "aten::view_as_real", "aten::view_as_complex",
     "aten::_efficientzerotensor", "aten::_lazy_clone", "aten::_has_compatible_shallow_copy_type", "aten::is_pinned",
     "aten::_pin_memory", "aten::copy_", "aten::cudnn_batch_norm", "aten::cudnn_batch_norm_backward", "aten::alias",
-    "aten::_to_copy"};
+    "aten::_to_copy", "aten::_fused_sdp_choice"};
 
 // Decomposed before they reach CUDA; here they are one kernel, whose work can be counted.
 const std::set<std::string> WHOLE = {"aten::convolution", "aten::_convolution", "aten::convolution_backward",

@@ -61,6 +61,15 @@ API cudaError_t cudaDeviceSynchronize() {
   return cudaSuccess;
 }
 
+// Clocks from which the documented rates follow as a driver's do: a lane multiplies and adds once a cycle (lanes of a
+// multiprocessor: CUDA C++ programming guide, arithmetic instructions), a line of the bus carries two bits.
+static constexpr int BUS_BITS = 192, TURING = 75, TURING_LANES = 64, LANES = 128;
+static int clock_khz() {
+  double lanes = double(settings.capability <= TURING ? TURING_LANES : LANES) * settings.multiprocessors;
+  return int(settings.single / (2 * lanes) / 1e3);
+}
+static int memory_clock_khz() { return int(settings.memory * 8 / (2 * BUS_BITS) / 1e3); }
+
 // What a multiprocessor of compute capability 8.6 offers (CUDA C++ programming guide, technical specifications).
 API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   if (device) return fail(cudaErrorInvalidDevice);
@@ -86,7 +95,7 @@ API cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) 
   p.sharedMemPerMultiprocessor = 102400;
   p.totalConstMem = 65536;
   p.l2CacheSize = 3 << 20;
-  p.memoryBusWidth = 192;
+  p.memoryBusWidth = BUS_BITS;
   p.textureAlignment = 512;
   p.asyncEngineCount = 2;
   p.canMapHostMemory = p.concurrentKernels = p.unifiedAddressing = p.streamPrioritiesSupported = 1;
@@ -100,6 +109,9 @@ API cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int
     case cudaDevAttrComputeCapabilityMinor: *value = settings.capability % 10; break;
     case cudaDevAttrMultiProcessorCount: *value = settings.multiprocessors; break;
     case cudaDevAttrWarpSize: *value = 32; break;
+    case cudaDevAttrClockRate: *value = settings.tells_clocks ? clock_khz() : 0; break;
+    case cudaDevAttrMemoryClockRate: *value = settings.tells_clocks ? memory_clock_khz() : 0; break;
+    case cudaDevAttrGlobalMemoryBusWidth: *value = BUS_BITS; break;
     case cudaDevAttrMaxThreadsPerBlock: *value = 1024; break;
     default: *value = 0;
   }

@@ -21,6 +21,7 @@ struct Settings {
   std::size_t context = std::size_t(variable("EMU_CONTEXT_MB", 0) * MB);  // what a CUDA context takes before anything else
   int capability = int(variable("EMU_SM", 86));
   int multiprocessors = int(variable("EMU_MULTIPROCESSORS", 28));
+  bool tells_clocks = variable("EMU_TELLS_CLOCKS", 1) != 0;  // to who asks for the device's properties
 
   // The virtual clock's rates, per second. Their sources are in tools/cards.py and README.md.
   double host_to_device = variable("EMU_H2D_GBPS", 25) * 1e9;

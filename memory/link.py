@@ -1,0 +1,54 @@
+"""How fast bytes get to a device and back, measured once."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .accelerator import has_own_memory, host_bytes, seconds_of
+
+BYTES = 1 << 20  # little, for it lies on the device beside what is there
+COPIES, ROUNDS = 8, 5  # the best round: a link that rested needs a moment to wake
+_known: dict[torch.device, float] = {}
+
+
+def link_speed(device: torch.device) -> float | None:
+    """Bytes a second between page-locked memory, where there is such, and a device, the slower way.
+
+    None where nothing is copied, and where the device has no room just now: work that has gone well must not fail for
+    want of a figure. What else uses the link meanwhile makes it less.
+    """
+    if not has_own_memory(device):
+        return None
+    if device not in _known:
+        # In a thread of its own, which has none of the modes in which tensors are not what they seem.
+        with ThreadPoolExecutor(1) as alone:
+            speed = alone.submit(_measured, device).result()
+        if speed is None:
+            return None
+        _known[device] = speed
+    return _known[device]
+
+
+def _measured(device: torch.device) -> float | None:
+    try:
+        here, there = host_bytes(BYTES), torch.empty(BYTES, dtype=torch.uint8, device=device)
+        module: Any = getattr(torch, device.type, None)
+        # What the device is busy with goes on in its own stream.
+        stream = module.stream(module.Stream(device=device)) if hasattr(module, "Stream") else nullcontext()
+        with stream:
+            return min(_best(device, there, here), _best(device, here, there))
+    except RuntimeError:  # no room, or a device that cannot
+        return None
+
+
+def _best(device: torch.device, into: Tensor, out_of: Tensor) -> float:
+    def copies() -> None:
+        for _ in range(COPIES):
+            into.copy_(out_of, non_blocking=True)
+
+    return COPIES * BYTES / min(seconds_of(device, copies) for _ in range(ROUNDS))
