@@ -26,11 +26,10 @@ from headroom.offload.schedule import Plan, least_budget, plain_step, spread_res
 from headroom.offload.virtual_clock import LayerCost, efficiency, simulate, total_seconds  # noqa: E402
 
 TITLES = {"cards": "Models on cards"}
-# Written by `tests/emulator/offload_grid.py`, which samples; kept here.
-ELSEWHERE = {"emulated": "On an emulated card, beside the host's own streaming"}
 INTRODUCTION = """# Block offload: schedule
 
-**Nothing here was measured on a GPU.** The numbers of the models on cards are computed by the virtual clock of
+**Nothing here was measured on a GPU.** Samplings by the real code on an emulated card, beside the host's own streaming:
+[offload_grid.md](offload_grid.md). The numbers of the models on cards are computed by the virtual clock of
 `offload/virtual_clock.py`: layers run one after the other, transfers share one link in order, a transfer waits until
 its bytes of the ring are free, and a layer waits for its transfer. Latencies, launch overhead, fragmentation and a link
 shared with other work are left out, and so are text encoders, the VAE and activations. The cards' figures below are
@@ -439,7 +438,7 @@ def main() -> None:
         parser.error(f"unknown section: {', '.join(unknown)}")
     folder = ROOT / "output" / "bench" if options.quick else Path(__file__).resolve().parent
     folder.mkdir(parents=True, exist_ok=True)
-    report = Report(folder / "offload.md", INTRODUCTION, TITLES | ELSEWHERE)
+    report = Report(folder / "offload.md", INTRODUCTION, TITLES)
     for name in names:
         report.measure(name, sections(folder)[name], 1)
 
