@@ -117,12 +117,12 @@ def _chosen(device: torch.device, dtype: torch.dtype, channels: int, values: int
     """Asked once, with operands of its own: for a prediction's, without data, torch chooses otherwise."""
     kernels = EVERY_KERNEL if only is None else [KERNELS[only]]
     with _ONE_AT_A_TIME, _disable_current_modes(), sdpa_kernel(kernels):
-        keys = torch.zeros(1, 1, PROBE_TOKENS, channels, dtype=dtype, device=device)
-        wide = torch.zeros(1, 1, PROBE_TOKENS, values, dtype=dtype, device=device)
         try:
+            keys = torch.zeros(1, 1, PROBE_TOKENS, channels, dtype=dtype, device=device)
+            wide = torch.zeros(1, 1, PROBE_TOKENS, values, dtype=dtype, device=device)
             choice = torch._fused_sdp_choice(keys, keys, wide)
-        except (RuntimeError, NotImplementedError, AttributeError):  # none of them, or a backend that brings no choice
-            return None
+        except (RuntimeError, NotImplementedError, AttributeError, AssertionError):
+            return None  # none of them, a backend that brings no choice, or a device that is not here
     return next((name for name, kernel in KERNELS.items() if kernel.value == choice), "fused")
 
 

@@ -45,6 +45,7 @@ GB = 2**30
 WIDTH, REACH, LATENTS = 128, 8, 4  # channels, pixels of a cell, channels of a latent
 UNTILED, CORE, LEAST = "untiled", "core's tiles", "least"
 Row = dict[str, Any]
+REMARKS = "## What was found"  # and what follows it is written by hand, and kept
 INTRODUCTION = """# What people's cards would take
 
 Computed on an emulated card (`tests/emulator`), not measured on a GPU: the real code of PyTorch, ComfyUI and Headroom
@@ -163,6 +164,10 @@ def _one(work: Callable[[], object], largest: int) -> Row:
 # ----------------------------------------------------------------------------------------------- one after the other
 
 
+class Ended(Exception):
+    """A process on a card failed, or had no memory."""
+
+
 def start(card: CardModel, order: dict[str, Any], **settings: Any) -> list[Row]:
     """Runs an order on a card and gives its rows."""
     environment = Environment.from_variables()
@@ -172,7 +177,7 @@ def start(card: CardModel, order: dict[str, Any], **settings: Any) -> list[Row]:
         command, env={**os.environ, **variables}, cwd=ROOT, capture_output=True, text=True, check=False
     )
     if done.returncode:
-        raise SystemExit(f"{card.title}: {done.stderr[-2000:]}")
+        raise Ended(f"ended with {done.returncode}, {done.stderr[-2000:]}")
     rows: list[Row] = json.loads(done.stdout.splitlines()[-1])
     return rows
 
@@ -195,8 +200,13 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def card_part(name: str, dtype: str, sizes: Sequence[int]) -> str:
-    card = CARDS[name]
-    rows = start(card, {"sizes": sizes, "dtype": dtype})
+    """Each size by itself: the card's memory is this machine's, and the largest size may not find enough of it."""
+    card, rows = CARDS[name], []
+    for size in sizes:
+        try:
+            rows += start(card, {"sizes": [size], "dtype": dtype})
+        except Ended as error:
+            print(f"{card.title}, {dtype}, {size} px: {error}", file=sys.stderr)
     return f"## {card.title} {card.vram_gb:g} GB, VAE in {dtype}\n\n{table(rows)}"
 
 
@@ -256,11 +266,13 @@ def main() -> None:
         return
     began = time.time()
     done: list[str] = []
+    before = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else ""
+    remarks = [REMARKS + before.partition(REMARKS)[2].rstrip()] if REMARKS in before else []
     for part in parts(options):
         done.append(part)
         print(part + "\n", flush=True)
         took = f"{(time.time() - began) / 60:.0f} minutes."
-        RESULTS.write_text("\n\n".join([*done, took]) + "\n", encoding="utf-8")
+        RESULTS.write_text("\n\n".join([*done, took, *remarks]) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import comfy.model_management as model_management
 import torch
@@ -21,17 +18,12 @@ from .calibrated import workspaces_for
 from .compat import has_own_kernels
 from .conditions import usual_conditioning
 from .device import GB, memory_budget
-from .override import overrides_of
-from .predicted_step import MASK, Step, hides_nothing, predict_step, shape_in_model
+from .kept import coding_key, kept, step_key, text_key
+from .predicted_step import Step, predict_step, shape_in_model
 from .predicted_text import predict_text
 from .predicted_vae import Coding, predict_coding
 from .report import Graph
 from .vae import LowMemoryVAE, VAESettings, low_memory_vae
-
-MOST_KEPT = 32  # predictions of one model
-KEPT: weakref.WeakKeyDictionary[Any, OrderedDict[Any, Any]] = weakref.WeakKeyDictionary()
-_LOCK = threading.Lock()
-Found = TypeVar("Found")
 
 
 @dataclass(frozen=True)
@@ -177,13 +169,12 @@ def text_stage(clip: Any, card: Card) -> Stage:
     weights = int(clip.patcher.model_size())
     stage = Stage("text", Prediction(weights, 0), weights, least_weights(clip.patcher, 0))
     try:
-        key = ("text", card, clip.layer_idx)
-        return replace(
-            stage,
-            prediction=kept(
-                clip.cond_stage_model, key, lambda: predict_text(clip, card, workspaces=workspaces_for(card))
-            ),
+        found = kept(
+            clip.cond_stage_model,
+            text_key(clip, card),
+            lambda: predict_text(clip, card, workspaces=workspaces_for(card)),
         )
+        return replace(stage, prediction=found)
     except CannotPredict as error:
         return replace(stage, doubt=str(error))
 
@@ -194,9 +185,7 @@ def coding_stage(coding: Coding, card: Card) -> Stage:
     weights = int(vae.patcher.model_size())
     stage = Stage(coding.work, Prediction(weights, 0), weights, weights)
     try:
-        settings = getattr(vae, "headroom_settings", None)
-        tiles = tuple(sorted((coding.tiles or {}).items()))
-        key = (coding.work, card, tuple(coding.x.shape), settings, tiles, coding.follow)
+        key = coding_key(coding, card)
         found = kept(vae.first_stage_model, key, lambda: predict_coding(coding, card, workspaces_for(card)))
         return replace(stage, prediction=found.prediction, method=found.method)
     except CannotPredict as error:
@@ -209,46 +198,6 @@ def first_part(latent: Any) -> Tensor:
     """The picture of a nested video-and-audio latent, or the latent."""
     tensor: Tensor = latent.unbind()[0] if getattr(latent, "is_nested", False) else latent
     return tensor
-
-
-def step_key(step: Step, card: Card) -> tuple[Any, ...]:
-    """What a step's prediction depends on, besides the weights' shapes."""
-
-    def shape(value: Any) -> Any:
-        return (tuple(value.shape), value.dtype) if isinstance(value, Tensor) else None
-
-    def shapes(conditioning: Sequence[Any]) -> tuple[Any, ...]:
-        return tuple(
-            (
-                shape(text),
-                *((key, shape(value)) for key, value in options.items()),
-                MASK in options and hides_nothing(options[MASK]),
-            )
-            for text, options in conditioning
-        )
-
-    settings = tuple(override.describe() for override in overrides_of(step.model))
-    patches = tuple(sorted((path, id(patch)) for path, patch in step.model.object_patches.items()))
-    wrappers = tuple((kind, tuple(sorted(map(str, found)))) for kind, found in sorted(step.model.wrappers.items()))
-    conditions = shapes(step.positive), shapes(step.negative)
-    guidance = step.cfg == 1.0, step.together
-    return (card, shape(step.latent), shape(step.mask), *conditions, *guidance, settings, wrappers, patches)
-
-
-def kept(owner: Any, key: Any, predict: Callable[[], Found]) -> Found:
-    """A prediction made before, or a new one."""
-    with _LOCK:
-        kept = KEPT.setdefault(owner, OrderedDict())
-        if key in kept:
-            kept.move_to_end(key)
-            known: Found = kept[key]
-            return known
-    found = predict()
-    with _LOCK:
-        kept[key] = found
-        while len(kept) > MOST_KEPT:
-            kept.popitem(last=False)
-    return found
 
 
 # ------------------------------------------------------------------------------------- how the graph decodes

@@ -28,8 +28,9 @@ from .calibrated import workspaces_for
 from .casting import ATTACHMENT as CAST
 from .casting import CastSettings, cast_model
 from .device import GB
-from .estimate import Question, as_sampled, coding_stage, first_part, kept, sampling_stage, step_key, step_of
+from .estimate import Question, as_sampled, coding_stage, first_part, sampling_stage, step_of
 from .guidance import guide_in_turns
+from .kept import kept, step_key
 from .offload import apply_offload
 from .override import overrides_of
 from .predicted_step import model_without_data

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import comfy.model_management as model_management
@@ -38,7 +39,7 @@ from ..memory.prediction import (
 from .answers import answering, card_answers, free_memory_answer
 from .budget import budget_of
 from .compat import latent_for
-from .override import OVERRIDE, overrides_of
+from .override import OVERRIDE, SIGMA, overrides_of
 from .sampling import COMPILED
 
 # Parts of a conditioning that bring a model of their own or depend on the noise level. All conditionings count.
@@ -51,6 +52,7 @@ HOST_LISTS = ("weight_function", "bias_function")
 COUNTED = "headroom_counted"
 BOUNDLESS = 2**62
 MASK = "attention_mask"
+READ_WRAPPERS = (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL, WrappersMP.CALC_COND_BATCH)
 ALL = parse_blocks("all")
 
 
@@ -77,24 +79,40 @@ class Step:
 
 
 def predict_step(step: Step, card: Card, workspaces: Workspaces = DOCUMENTED) -> Prediction:
-    """Predicts one call of the sampler's model function.
+    """Predicts one call of the sampler's model function; where nodes are for some steps, of the one that takes most.
 
     Raises:
         CannotPredict: the model looks at its data.
     """
+    levels = noise_levels(step.model)
+    return max((_with_or_without_masks(step, card, workspaces, sigma) for sigma in levels), key=lambda one: one.peak)
+
+
+def noise_levels(model: ModelPatcher) -> list[float | None]:
+    """A noise level for every set of overrides that is at work in some step; None: all are in every one."""
+    ranges = [one.selection.sigma_range for one in overrides_of(model) if one.selection.sigma_range is not None]
+    if not ranges:
+        return [None]
+    first = float(model.get_model_object("model_sampling").percent_to_sigma(0.0))
+    ends = sorted({*(end for both in ranges for end in both), first, 0.0})
+    return [(low + high) / 2 for low, high in pairwise(ends)]
+
+
+def _with_or_without_masks(step: Step, card: Card, workspaces: Workspaces, sigma: float | None) -> Prediction:
     try:
-        return _predicted(step, card, workspaces)
+        return _predicted(step, card, workspaces, sigma)
     except CannotPredict:
         unmasked = _without_idle_masks(step)
         if unmasked is None:
             raise
-        return _predicted(unmasked, card, workspaces)
+        return _predicted(unmasked, card, workspaces, sigma)
 
 
-def _predicted(step: Step, card: Card, workspaces: Workspaces) -> Prediction:
+def _predicted(step: Step, card: Card, workspaces: Workspaces, sigma: float | None) -> Prediction:
     mode = fake_mode()
     with answering(card_answers(card)):
         stand_in = StandIn.of(step.model, mode, card)
+        stand_in.sigma = sigma
         shape = shape_in_model(step.model, {"samples": step.latent})
         with mode:
             conditions = {"positive": _conditions(step.positive), "negative": _conditions(step.negative)}
@@ -115,6 +133,7 @@ class StandIn:
         card: where it says it is.
         streamed: bytes of weights that the host leaves off the card.
         calls: of the model so far.
+        sigma: the noise level, where it makes a difference.
     """
 
     model: nn.Module
@@ -122,6 +141,7 @@ class StandIn:
     card: Card
     streamed: int = 0
     calls: int = 0
+    sigma: float | None = None
     running: list[str] = field(default_factory=list)
     repeats: Repeats = field(default_factory=Repeats)
 
@@ -186,13 +206,15 @@ class StandIn:
         inner = options["transformer_options"] = copy.copy(options.get("transformer_options", {}))
         wrappers = {
             kind: {key: found for key, found in self.patcher.wrappers.get(kind, {}).items() if key != COMPILED}
-            for kind in (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL, WrappersMP.CALC_COND_BATCH)
+            for kind in READ_WRAPPERS
         }
         wrappers[WrappersMP.APPLY_MODEL] = {**wrappers[WrappersMP.APPLY_MODEL], COUNTED: [self._counted]}
         inner["wrappers"] = {**inner.get("wrappers", {}), **wrappers}
         if not is_here(self.card.device):
             # This host has chosen its attention for a machine without such a card, which is an NVIDIA one.
             inner[OVERRIDE] = _AsOnCuda(inner.get(OVERRIDE))
+        if self.sigma is not None:
+            inner[SIGMA] = self.sigma
         inner["sample_sigmas"] = torch.empty(2, device=self.card.device)
         return options
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,6 +171,14 @@ def cases() -> list[tuple[str, float]]:
     return [(name, share) for name in GRAPHS for share in SHARES if NIGHTLY or share in SLICE.get(name, ())]
 
 
+def kept_by_kitchen() -> int:
+    """Bytes of comfy-kitchen's tables (rotations, codes of 4 bits), which it keeps for good from their first use."""
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "comfy_kitchen"]
+    tables = (value for module in modules for value in vars(module).values() if isinstance(value, dict))
+    tensors = {id(one): one for table in tables for one in table.values() if isinstance(one, torch.Tensor)}
+    return sum(-(-one.nbytes // 512) * 512 for one in tensors.values() if one.is_cuda)
+
+
 def check_promises(prompt: str) -> None:
     """What was measured of each stretch of work, against what its report promises."""
     for number in LOG.nodes(prompt):
@@ -192,7 +201,7 @@ def test_a_graph(executor: execution.PromptExecutor, on_cpu: Any, card: Any, nam
     assert card.races == []
     assert stats["launches"] == 0, "kernels that only a GPU has"
     assert ran.peak <= most
-    assert card.allocated == 0
+    assert card.allocated == kept_by_kitchen()
     check_promises(prompt)
     assert ran.made.keys() == expected.keys()
     # Weights in 8 bits are brought back with a LoRA at another moment where they are streamed, as in stock.

@@ -17,8 +17,9 @@ import nodes
 from headroom.host import calibrated
 from headroom.host.attention import apply_attention
 from headroom.host.casting import CastSettings, cast_model
-from headroom.host.estimate import KEPT, Question, chosen_card
+from headroom.host.estimate import Question, chosen_card
 from headroom.host.fit import find_fit
+from headroom.host.kept import KEPT
 from headroom.host.runs import LOG
 from headroom.host.vae import VAESettings, low_memory_vae
 from headroom.host.vae_pass import BudgetTooSmall

@@ -14,7 +14,6 @@ from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
 from headroom.benchmarks._harness import peak_bytes
-from headroom.host import estimate as estimating
 from headroom.host.attention import apply_attention
 from headroom.host.budget import budget_of
 from headroom.host.casting import CastSettings, cast_model
@@ -22,6 +21,7 @@ from headroom.host.dry_run import DryRun
 from headroom.host.estimate import Question, chosen_card, estimate
 from headroom.host.fit import apply_fit, find_fit
 from headroom.host.guidance import guide_in_turns
+from headroom.host.kept import KEPT
 from headroom.host.offload import apply_offload
 from headroom.host.override import overrides_of
 from headroom.host.vae import LowMemoryVAE, VAESettings, low_memory_vae, planned_vae
@@ -356,7 +356,7 @@ def test_budgets_are_predicted_for_another_card_only_by_its_total(monkeypatch: p
     latent = {"samples": FAMILIES["sd15"].latent(256, 256, batch=4)}
     question, fits = replace(asked("sd15", vae=load_vae("sd")), latent=latent), []
     for free in (2**20, 2**50):
-        estimating.KEPT.clear()
+        KEPT.clear()
         monkeypatch.setattr(
             comfy.model_management,
             "get_free_memory",

@@ -64,6 +64,13 @@ def test_without_one_of_them_all_are_the_usual(missing: str, value: int | None) 
     assert told(given) == ACCELERATOR
 
 
+@pytest.mark.parametrize("kind", ["cuda", "xpu", "mps", "meta"])
+def test_a_plan_for_a_device_that_is_not_here(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if hasattr(torch, kind):
+        monkeypatch.setattr(getattr(torch, kind), "is_available", lambda: False)
+    assert figures_of(torch.device(kind)) == ACCELERATOR
+
+
 def test_a_device_that_tells_nothing() -> None:
     """Intel's and others' have no clocks, or none by these names."""
     assert told(None) == ACCELERATOR

@@ -43,8 +43,9 @@ def figures_of(device: torch.device, link: float | None = None) -> Figures:
     """
     if device.type == "cpu":
         return CPU
-    asked = getattr(getattr(torch, device.type, None), "get_device_properties", None)
-    figures = told(asked(device) if asked else None, torch.version.hip is not None)
+    module: Any = getattr(torch, device.type, None)
+    tells = hasattr(module, "get_device_properties") and module.is_available()  # a plan may be for one that is not here
+    figures = told(module.get_device_properties(device) if tells else None, torch.version.hip is not None)
     return replace(figures, link=link_step(link)) if link else figures
 
 
