@@ -142,8 +142,8 @@ class _StandIn:
                     planned.left = exact.follow(lambda run: work.recorded(run, first))
 
                 return "exact, in strips", self._run(followed), planned
-            except NotExact:
-                pass
+            except NotExact as error:
+                work.may_feather_unrecorded(row, error)
             except DoesNotFit as error:
                 work.may_feather(x, row, error)
         tiles = work.plan(x)

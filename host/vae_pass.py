@@ -48,6 +48,10 @@ class BudgetTooSmall(ValueError):
         self.least = least
 
 
+class CannotBeExact(ValueError):
+    """Strips cannot follow a module, and nothing else was allowed."""
+
+
 class VAEPass:
     """One encode or decode of a batch; a subclass a direction."""
 
@@ -103,7 +107,7 @@ class VAEPass:
             try:
                 return self.in_strips(x, row)
             except NotExact as error:
-                self.notice(row, f"feathered (approximate), because exact strips are not possible: {error}")
+                self.may_feather_unrecorded(row, error)
             except DoesNotFit as error:
                 self.may_feather(x, row, error)
             except NoRoom as error:
@@ -140,8 +144,18 @@ class VAEPass:
             except Exception as error:  # anything but a failure to allocate goes on
                 if not is_out_of_memory(error):
                     raise
+            # Outside the handler: the exception held what had been loaded.
             free_others(self.vae.patcher)
-            model_management.load_models_gpu([self.vae.patcher], memory_required=needed, force_full_load=whole)
+            try:
+                model_management.load_models_gpu([self.vae.patcher], memory_required=needed, force_full_load=whole)
+            except Exception as error:  # anything but a failure to allocate goes on
+                if not is_out_of_memory(error):
+                    raise
+                raise model_management.OOM_EXCEPTION(
+                    f"vae: its weights ({_gb(self.weights(), up=True)}) do not fit into {self.vae.device}, nothing else"
+                    " of ComfyUI's there; end what else uses it, or start ComfyUI with --bf16-vae (half the weights) or"
+                    " --cpu-vae"
+                ) from error
 
     def notice(self, row: Row, text: str) -> None:
         row.notices.append(text)
@@ -221,6 +235,15 @@ class VAEPass:
         if any(hasattr(module, "time_stack") for module in self.vae.first_stage_model.modules()):
             return int(x.shape[0])
         return self.settings.batch_slice or 1
+
+    def may_feather_unrecorded(self, row: Row, error: NotExact) -> None:
+        """Raises, with the cause, unless the method is auto, which has found no room for the whole by now."""
+        if self.settings.method != "auto":
+            raise CannotBeExact(
+                f"method: exact strips cannot follow this VAE ({error}); set method to auto, which decodes in one piece"
+                " where that fits and else in feathered tiles (approximate), or to feathered"
+            ) from error
+        self.notice(row, f"feathered (approximate), because exact strips are not possible: {error}")
 
     def may_feather(self, x: Tensor, row: Row, error: DoesNotFit) -> None:
         """Raises, with the least budget, unless the method is auto and tiles do fit."""

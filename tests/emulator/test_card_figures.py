@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import comfy.model_management as model_management
 import pytest
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from headroom.attention import backends
+from headroom.host import vae_attention
+from headroom.host.device import GB
+from headroom.host.vae import VAESettings, low_memory_vae
+from headroom.host.vae_pass import BudgetTooSmall
 from headroom.memory import link
+from headroom.memory.blocks import uncut_bytes
+from headroom.tools import emulator
 from headroom.tools.cards import CARDS
 from headroom.vae.exact.card import figures_of
 from headroom.vae.exact.device import ACCELERATOR, Figures
 
+from ..host.autoencoders import AUTOENCODERS
+from ..host.conftest import ENVIRONMENT
 from .conftest import Card
 
 DEVICE = torch.device("cuda:0")
@@ -67,3 +82,64 @@ def test_it_is_measured_once(card: Card) -> None:
     card.reset()
     link.link_speed(DEVICE)
     assert card.stats["h2d_pinned"] == [0, 0]
+
+
+ASKS = """
+import torch
+from headroom.attention.sdpa import memory_refusal
+for dtype in (torch.float32, torch.float16, torch.bfloat16):
+    print(memory_refusal(torch.device("cuda:0"), dtype, 512, 512))
+"""
+
+
+@pytest.mark.parametrize(("name", "refused"), [("rtx3060", 0), ("t4", 1)])
+def test_torch_says_which_dtypes_have_no_fused_attention(tmp_path: Path, name: str, refused: int) -> None:
+    """A T4 has none for bfloat16: torch makes the whole matrix there."""
+    (tmp_path / "headroom").symlink_to(ENVIRONMENT.pack, target_is_directory=True)
+    answer = subprocess.run(
+        [ENVIRONMENT.python, "-c", ASKS], capture_output=True, text=True, check=False, cwd=tmp_path,
+        env={**os.environ, **emulator.variables(ENVIRONMENT, name)},
+    )  # fmt: skip
+    assert answer.returncode == 0, answer.stderr
+    said = answer.stdout.splitlines()
+    assert said[: 3 - refused] == ["None"] * (3 - refused)
+    assert said[3 - refused :] == ["cuda has no fused kernel with O(N) memory for torch.bfloat16"] * refused
+
+
+@pytest.mark.parametrize("way", ["decode", "encode"])
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_a_budget_is_kept_without_a_fused_attention(
+    card: Card, monkeypatch: pytest.MonkeyPatch, way: str, share: float
+) -> None:
+    """As on such a card: attention goes by tiles, and the plan counts what they take."""
+    for module in (backends, vae_attention):
+        monkeypatch.setattr(module, "memory_refusal", lambda *_: "no fused kernel")
+    vae = AUTOENCODERS["sd"].load()
+    x = AUTOENCODERS["sd"].latent(64, 48) if way == "decode" else torch.zeros(1, 512, 384, 3)
+
+    def run(budget_gb: float) -> Tensor:
+        result: Tensor = getattr(low_memory_vae(vae, VAESettings("exact", vram_budget_gb=budget_gb)), way)(x)
+        return result
+
+    with pytest.raises(BudgetTooSmall) as error:
+        run(1e-6)
+    model_management.unload_all_models()  # a clean start: what is left uncut of the weights' blocks is foretold for one
+    torch.cuda.empty_cache()
+    card.set(shapes=1)
+    before = card.allocated
+    budget = error.value.least * (1 + share) + MB
+    run(budget / GB)
+    assert 0.5 * budget <= card.peak - before <= budget
+
+
+def test_weights_that_do_not_fit_have_a_sentence(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    vae: Any = AUTOENCODERS["sd"].load()
+    model_management.unload_all_models()
+    torch.cuda.empty_cache()
+    sizes = sorted((one.nbytes for one in vae.first_stage_model.parameters()), reverse=True)
+    assert sum(sizes) + uncut_bytes(sizes) > 4 * MB
+    card.set(vram_mb=torch.cuda.memory_reserved() / MB + 2)
+    with pytest.raises(model_management.OOM_EXCEPTION, match=r"vae: its weights \(0\.\d+ GB\) do not fit into cuda:0"):
+        low_memory_vae(vae, VAESettings("exact", vram_budget_gb=1.0)).decode(AUTOENCODERS["sd"].latent(8, 8))
+    card.set()
+    low_memory_vae(vae, VAESettings("exact", vram_budget_gb=1.0)).decode(AUTOENCODERS["sd"].latent(8, 8))

@@ -15,9 +15,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from headroom.host.device import GB
+from headroom.host.estimate import own_card
+from headroom.host.predicted_vae import Coding, predict_coding
 from headroom.host.runs import LOG
 from headroom.host.vae import VAESettings, low_memory_vae
-from headroom.host.vae_pass import BudgetTooSmall
+from headroom.host.vae_pass import BudgetTooSmall, CannotBeExact
 from headroom.memory import Row
 from headroom.vae.exact import ExactRun
 
@@ -521,16 +524,48 @@ def rows_written(decode: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return broken
 
 
-def test_what_cannot_be_recorded_is_feathered(monkeypatch: pytest.MonkeyPatch) -> None:
-    vae, x = AUTOENCODERS["sd"].load(), AUTOENCODERS["sd"].latent(40, 24)
+@pytest.fixture
+def unfollowed(monkeypatch: pytest.MonkeyPatch) -> Tensor:
+    """A VAE's decoder does what strips cannot follow; what it makes untiled."""
+    vae = AUTOENCODERS["sd"].load()
     decoder = type(vae.first_stage_model.decoder)
     monkeypatch.setattr(decoder, "forward", rows_written(decoder.forward))
-    expected = vae.decode(x)
-    result = exact("sd", tile_size=128).decode(x)
-    assert psnr(result, expected) > 15
+    result: Tensor = vae.decode(AUTOENCODERS["sd"].latent(40, 24))
+    return result
+
+
+CAUSE = "'cumsum' overwrites a map in a way that is not known"
+
+
+def test_exact_is_exact_or_an_error(unfollowed: Tensor) -> None:
+    """It gave feathered tiles, with a notice."""
+    with pytest.raises(
+        CannotBeExact, match=f"method: exact strips cannot follow this VAE .{CAUSE}.*set method to auto"
+    ):
+        exact("sd", tile_size=128).decode(AUTOENCODERS["sd"].latent(40, 24))
+
+
+def test_auto_goes_on_in_one_piece_where_that_fits(unfollowed: Tensor) -> None:
+    vae = low_memory_vae(AUTOENCODERS["sd"].load(), VAESettings())
+    assert torch.equal(vae.decode(AUTOENCODERS["sd"].latent(40, 24)), unfollowed)
+    assert last_row().notices == []
+
+
+def test_auto_is_feathered_where_it_does_not(unfollowed: Tensor) -> None:
+    vae = AUTOENCODERS["sd"].load()
+    x = AUTOENCODERS["sd"].latent(40, 24)
+    room = (vae.patcher.model_size() + 0.5 * vae.memory_used_decode(x.shape, vae.vae_dtype)) / GB
+    result = low_memory_vae(vae, VAESettings(tile_size=128, vram_budget_gb=room)).decode(x)
+    assert psnr(result, unfollowed) > 15
     assert "feathered (approximate): " in last_lines()
     (notice,) = last_row().notices
-    assert "exact strips are not possible: 'cumsum' overwrites a map in a way that is not known" in notice
+    assert f"exact strips are not possible: {CAUSE}" in notice
+
+
+def test_its_prediction_says_the_same(unfollowed: Tensor) -> None:
+    coding = Coding(exact("sd"), AUTOENCODERS["sd"].latent(40, 24))
+    with pytest.raises(CannotBeExact, match="exact strips cannot follow"):
+        predict_coding(coding, own_card(torch.device("cpu")))
 
 
 def test_stock_nodes_behind_it() -> None:
