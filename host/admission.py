@@ -73,7 +73,7 @@ async def _too_big(workflow: Workflow, terms: Terms, estimate: Estimate) -> dict
         # A prediction is a favour: whatever goes wrong with it, the prompt is the user's to run.
         log.exception("Headroom admits a prompt whose prediction failed")
         return None
-    if not answer.complete or answer.guessed:
+    if not answer.stages_followed or answer.guessed:
         log.info("Headroom admits a prompt of which not all could be predicted: %s", answer.text)
         return None
     if answer.forecast.verdict is not Verdict.DOES_NOT_FIT:

@@ -84,8 +84,25 @@ PLAIN = (
     "HeadroomOffload", "HeadroomCast", "HeadroomCastCLIP",
 )  # fmt: skip
 
-
+# Nodes that are not followed, and take no memory of a card to speak of: pictures, masks, sound, words, choices.
+NEUTRAL = (
+    "ImageInvert", "ImageCrop", "ImagePadForOutpaint", "ImageBlend", "ImageBlur", "ImageSharpen", "ImageQuantize",
+    "ImageCompositeMasked", "ImageFlip", "ImageRotate", "ImageStitch", "ImageFromBatch", "RepeatImageBatch",
+    "RebatchImages", "ImageScaleToTotalPixels", "ImageScaleToMaxDimension", "ResizeImageMaskNode", "GetImageSize",
+    "ImageToMask", "MaskToImage", "InvertMask", "SolidMask", "GrowMask", "CropMask", "MaskComposite", "FeatherMask",
+    "ThresholdMask", "MaskPreview", "LoadImageMask", "LoadImageOutput", "Canny", "SetLatentNoiseMask", "RebatchLatents",
+    "LatentComposite", "LatentCompositeMasked", "LatentAdd", "LatentSubtract", "LatentMultiply", "LatentInterpolate",
+    "LatentBlend", "LoadLatent", "ConditioningSetArea", "ConditioningSetAreaPercentage", "ConditioningSetAreaStrength",
+    "ConditioningSetMask", "ReferenceLatent", "LoadAudio", "SaveAudio", "SaveAudioMP3", "SaveAudioOpus", "PreviewAudio",
+    "LoadVideo", "GetVideoComponents", "StringConcatenate", "StringSubstring", "StringLength", "CaseConverter",
+    "StringTrim", "StringReplace", "PrimitiveStringMultiline", "ComfySwitchNode", "ComfyMathExpression",
+)  # fmt: skip
 NOTHING = (None,) * 8  # outputs that are words and charts
+
+
+def is_neutral(kind: str) -> bool:
+    """Whether a node by itself takes no memory of a card. Ours decide what others take."""
+    return kind in (*SAME, *SETTINGS, *GUIDERS, *PLAIN, "LoadImage", *NEUTRAL) and not kind.startswith("Headroom")
 
 
 class Unknown(Exception):
@@ -128,10 +145,16 @@ class DryRun:
         return self
 
     @property
-    def complete(self) -> bool:
-        """Whether all that takes memory was followed."""
+    def stages_followed(self) -> bool:
+        """Whether every text, sampling, encode and decode was followed."""
         kinds = {self.workflow[number]["class_type"] for number in self.unknown}
         return not kinds.intersection((*SAMPLERS, *DECODES, *ENCODES, *TEXT))
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was followed, but for what takes no memory: a node that nobody knows may take any."""
+        kinds = {self.workflow[number]["class_type"] for number in self.unknown}
+        return not {kind for kind in kinds if not is_neutral(kind)}
 
     def forecast(self, limit: float, ram: int = 0) -> Forecast:
         """The stages on the card."""

@@ -112,13 +112,15 @@ class WorkflowAnswer:
         forecast: of the stages that were followed.
         notes: what it leaves out, for people.
         unknown: one line per node that was not followed.
-        complete: whether all that takes memory was followed.
+        complete: whether all that may take memory was followed.
+        stages_followed: whether every text, sampling, encode and decode was: other nodes can only add to it.
     """
 
     forecast: Forecast
     notes: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     complete: bool = True
+    stages_followed: bool = True
 
     @property
     def numbers(self) -> dict[str, Any]:
@@ -157,7 +159,7 @@ def estimate_workflow(
     notes = tuple(dict.fromkeys([*run.notes, *(f"not followed: {line}" for line in unknown)]))
     if not run.complete:
         notes = (INCOMPLETE, *notes)
-    return WorkflowAnswer(run.forecast(limit, ram), notes, unknown, run.complete)
+    return WorkflowAnswer(run.forecast(limit, ram), notes, unknown, run.complete, run.stages_followed)
 
 
 def estimate_beside(workflow: Workflow, terms: Terms) -> WorkflowAnswer:

@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 import nodes
-from headroom.host.dry_run import DryRun, with_choices
+from headroom.host.dry_run import NEUTRAL, DryRun, with_choices
 from headroom.host.fake_loading import NotAHeader, loading_headers, read_header
 from headroom.memory.prediction import Forecast, Verdict, fake_mode, named_card
 from headroom.nodes import NODES
@@ -225,6 +225,45 @@ def test_an_unknown_node_is_listed_and_not_guessed() -> None:
     assert run.unknown["9"] == "SomebodysUpscaler is not known"
     assert run.unknown["6"].startswith("needs node 9")
     assert [stage.work for stage in run.stages] == ["text"]
+
+
+def behind_the_decode(kind: str, **inputs: Any) -> dict[str, Any]:
+    """A node that gets the picture, and a node that saves what it makes."""
+    workflow = sd15()
+    (decode,) = (number for number, one in workflow.items() if one["class_type"] == "VAEDecode")
+    workflow["20"] = node(kind, image=[decode, 0], **inputs)
+    workflow["21"] = node("SaveImage", images=["20", 0], filename_prefix="larger")
+    return workflow
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize("kind", ["ImageUpscaleWithModel", "SAM3_Detect", "SomebodysUpscaler"])
+def test_what_may_take_memory_and_is_not_followed_leaves_it_incomplete(kind: str) -> None:
+    """It counted as complete as long as samplers, texts and VAEs were followed."""
+    run = DryRun(behind_the_decode(kind), named_card("sm86", 8.0)).run()
+    assert [stage.work for stage in run.stages] == ["text", "sampling", "decode"]
+    assert not run.complete
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize("kind", ["ImageInvert", "ImageBlend"])
+def test_what_takes_none_does_not(kind: str) -> None:
+    run = DryRun(behind_the_decode(kind), named_card("sm86", 8.0)).run()
+    assert run.unknown["20"] == f"{kind} is not known"
+    assert run.complete
+
+
+def test_an_answer_that_is_incomplete_is_no_yes(base: Path) -> None:
+    result = estimate(behind_the_decode("ImageUpscaleWithModel"), base, "--vram", "24")
+    assert result.returncode == 2
+    assert "INCOMPLETE: some of what takes memory was not followed" in result.stdout
+    assert "ImageUpscaleWithModel is not known" in result.stdout
+
+
+def test_every_neutral_node_is_the_hosts() -> None:
+    """A name that the host does not know is a mistake, but for those that only some versions have."""
+    known = [kind for kind in NEUTRAL if kind in nodes.NODE_CLASS_MAPPINGS]
+    assert len(known) >= 0.9 * len(NEUTRAL), set(NEUTRAL) - set(known)
 
 
 @pytest.mark.parametrize(

@@ -269,6 +269,16 @@ class TestAdmission:
         assert client.run(workflow, extra_data={"headroom_limit": 1e-9}).outputs["7"]["images"]
         assert "Headroom admits a prompt of which not all could be predicted" in server.log_path.read_text()
 
+    def test_what_is_not_followed_does_not_make_room(self, client: Client) -> None:
+        """An upscaler behind the decode can only add to what is too much already."""
+        workflow = text_to_image(seed=65, save_latent=False)
+        (decode,) = (number for number, one in workflow.items() if one["class_type"] == "VAEDecode")
+        workflow["30"] = node("UpscaleModelLoader", model_name="any.safetensors")
+        workflow["31"] = node("ImageUpscaleWithModel", upscale_model=["30", 0], image=[decode, 0])
+        workflow["32"] = node("PreviewImage", images=["31", 0])
+        error = refused(client, "/prompt", {"prompt": workflow, "extra_data": {"headroom_limit": 1e-9}})
+        assert error["error"]["type"] == "headroom_does_not_fit"
+
     def test_the_hosts_own_errors_stay(self, client: Client) -> None:
         graph = text_to_image()
         graph["1"]["inputs"]["ckpt_name"] = "missing.safetensors"
