@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .accelerator import has_own_memory, host_bytes, seconds_of
+from .accelerator import has_own_memory, host_bytes, is_here, seconds_of
 
 BYTES = 1 << 20  # little, for it lies on the device beside what is there
 COPIES, ROUNDS = 8, 5  # the best round: a link that rested needs a moment to wake
@@ -19,10 +19,10 @@ _known: dict[torch.device, float] = {}
 def link_speed(device: torch.device) -> float | None:
     """Bytes a second between page-locked memory, where there is such, and a device, the slower way.
 
-    None where nothing is copied, and where the device has no room just now: work that has gone well must not fail for
-    want of a figure. What else uses the link meanwhile makes it less.
+    None where nothing is copied, of a device that is not here, and where the device has no room just now: work that
+    has gone well must not fail for want of a figure. What else uses the link meanwhile makes it less.
     """
-    if not has_own_memory(device):
+    if not (has_own_memory(device) and is_here(device)):
         return None
     if device not in _known:
         # In a thread of its own, which has none of the modes in which tensors are not what they seem.
