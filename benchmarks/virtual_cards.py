@@ -140,6 +140,8 @@ def _one(work: Callable[[], object], largest: int) -> Row:
     import emulated_card
     import torch
 
+    torch.cuda.empty_cache()  # the card's memory is this machine's
+    torch._C._host_emptyCache()
     try:
         work()
         gc.collect()
