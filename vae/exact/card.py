@@ -56,7 +56,7 @@ def told(properties: Any, amd: bool = False) -> Figures:
         properties: as :func:`torch.cuda.get_device_properties` gives them; other makers' have no clocks.
     """
     parts, clock, memory_clock, width = (
-        getattr(properties, name, 0) if isinstance(getattr(properties, name, 0), int) else 0
+        getattr(properties, name, 0) or 0
         for name in ("multi_processor_count", "clock_rate", "memory_clock_rate", "memory_bus_width")
     )
     # Intel's have a name of one of these and mean another: all or nothing.
