@@ -212,7 +212,7 @@ def load_filled(family: Family, deviation: float, dtype: torch.dtype) -> Any:
 
 
 def cast(model: Any, storage: str, skip: str = "auto", cache_file: str = "") -> tuple[Any, Any]:
-    from headroom.host.casting import CastSettings, cast_model
+    from headroom.host.casting.cast import CastSettings, cast_model
 
     return cast_model(model, CastSettings(storage, skip=skip, cache_file=cache_file))
 
@@ -275,7 +275,7 @@ DISTRIBUTIONS = {
 
 def weight_errors() -> tuple[dict[str, list[float]], dict[str, float]]:
     """By storage: dB for each distribution, and bytes per weight."""
-    from headroom.host.quantised import quantise, stored_bytes
+    from headroom.host.casting.quantised import quantise, stored_bytes
 
     errors: dict[str, list[float]] = {name: [] for name in (LOADER, *STORED)}
     sizes = {LOADER: 1.0}

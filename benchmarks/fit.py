@@ -32,7 +32,7 @@ the times only put ways in order (`memory/prediction/plans.py` says by which spe
 
 def settings_section(cards: tuple[int, ...], folder: Path) -> Section:
     """A row per model and card."""
-    from headroom.host.fit import find_fit
+    from headroom.host.planning.fit import find_fit
     from headroom.tests.host.full_fits import WISHES, question
 
     section, rows = Section(), []
@@ -72,7 +72,7 @@ def settings(fit: Fit, guided: bool) -> list[str]:
 
 def time_section(folder: Path, runs: int) -> Section:
     """Seconds for a first question and for one that was asked before."""
-    from headroom.host.fit import find_fit
+    from headroom.host.planning.fit import find_fit
     from headroom.tests.host.full_fits import WISHES, question
 
     section, rows = Section(), []

@@ -97,7 +97,7 @@ HEADER = ("case", "weights", "predicted, MiB", "tracked", "profiled", "off track
 
 
 def steps_section(plan: Plan) -> Section:
-    from headroom.host.predicted_step import Step, predict_step
+    from headroom.host.prediction.step import Step, predict_step
     from headroom.tests.host.drawn import drawn
     from headroom.tests.host.families import FAMILIES
     from headroom.tests.host.one_step import one_call
@@ -126,7 +126,7 @@ def steps_section(plan: Plan) -> Section:
 
 
 def vae_section(plan: Plan) -> Section:
-    from headroom.host.predicted_vae import Coding, predict_coding
+    from headroom.host.prediction.vae import Coding, predict_coding
     from headroom.tests.host.families import load_vae
 
     section, rows, worst = Section(), [], 0.0
@@ -173,8 +173,8 @@ def sized(path: Path, shape: tuple[int, ...], width: int, pooled: int | None, cf
     import comfy.sd
     import comfy.utils
 
-    from headroom.host.fake_loading import loading_headers
-    from headroom.host.predicted_step import Step, predict_step
+    from headroom.host.prediction.header_loading import loading_headers
+    from headroom.host.prediction.step import Step, predict_step
 
     process, mode, card = psutil.Process(), fake_mode(), named_card("sm86", 24.0)
     before, start = process.memory_info().rss, time.perf_counter()

@@ -117,7 +117,8 @@ def _weights(model: Any) -> int:
 
 
 def _low_memory(model: Any, budget_gb: float) -> Any:
-    from headroom.host.vae import VAESettings, low_memory_vae
+    from headroom.host.vae.settings import VAESettings
+    from headroom.host.vae.wrapper import low_memory_vae
 
     return low_memory_vae(model, replace(VAESettings(), method="exact", vram_budget_gb=budget_gb))
 

@@ -55,7 +55,7 @@ def measure(options: argparse.Namespace) -> str:
     content = files.read(options.workflow)
     need_cuda()
     host.enter(host.find_comfyui(options.comfyui), options.base_directory, cpu=False)
-    calibrated = importlib.import_module("headroom.host.calibrated")
+    calibrated = importlib.import_module("headroom.host.prediction.calibrated")
     calibration = importlib.import_module("headroom.memory.prediction.calibration")
     card = this_card()
     signatures = convolutions_of(content, card)
@@ -69,7 +69,7 @@ def this_card() -> Any:
     """As the node Will It Fit? sees it."""
     device = importlib.import_module("comfy.model_management").get_torch_device()
     choice = importlib.import_module("headroom.memory.prediction").THIS_MACHINE
-    return importlib.import_module("headroom.host.estimate").chosen_card(choice, 0.0, device)
+    return importlib.import_module("headroom.host.prediction.stages").chosen_card(choice, 0.0, device)
 
 
 def convolutions_of(content: dict[str, Any], card: Any) -> set[str]:
@@ -79,8 +79,8 @@ def convolutions_of(content: dict[str, Any], card: Any) -> set[str]:
         NothingToMeasure: it has none.
         ValueError: nothing of it can be predicted.
     """
-    workflows = importlib.import_module("headroom.host.workflow_estimate")
-    calibrated = importlib.import_module("headroom.host.calibrated")
+    workflows = importlib.import_module("headroom.host.workflow.estimate")
+    calibrated = importlib.import_module("headroom.host.prediction.calibrated")
     nodes = importlib.import_module("headroom.nodes").NODES
     ours = {node.GET_SCHEMA().node_id: node for node in nodes}
     with importlib.import_module("torch").inference_mode(), calibrated.collecting() as seen:

@@ -45,7 +45,7 @@ def answer(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     content = files.read(options.workflow)
     host.enter(host.find_comfyui(options.comfyui), options.base_directory)
     prediction = importlib.import_module("headroom.memory.prediction")
-    workflows = importlib.import_module("headroom.host.workflow_estimate")
+    workflows = importlib.import_module("headroom.host.workflow.estimate")
     nodes = importlib.import_module("headroom.nodes").NODES
     torch = importlib.import_module("torch")
     card = prediction.named_card(options.gpu, options.vram)

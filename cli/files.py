@@ -50,7 +50,9 @@ def as_api(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, dict[str,
     """
     if not is_ui(content):
         return {str(number): node for number, node in api_nodes(content).items()}
-    converted: dict[str, dict[str, Any]] = importlib.import_module("headroom.host.ui_workflow").to_api(content, ours)
+    converted: dict[str, dict[str, Any]] = importlib.import_module("headroom.host.workflow.estimate").as_queued(
+        content, ours
+    )
     return converted
 
 

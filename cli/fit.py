@@ -62,7 +62,7 @@ def _inserted(content: dict[str, Any], options: argparse.Namespace) -> Any:
     if not 0.1 <= options.limit <= 1:
         raise ValueError(f"--limit: {options.limit:g} is no share of a card; choose from 0.1 to 1")
     host.load_pack()
-    module = importlib.import_module("headroom.host.insert_fit")
+    module = importlib.import_module("headroom.graph.insert_fit")
     settings = module.FitSettings(options.quality, options.vram, options.gpu, options.limit)
     return module.insert_fit(files.api_nodes(content) if _is_request(content) else content, settings)
 

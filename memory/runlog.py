@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,8 +55,9 @@ class Row:
         peak: measured memory.
         live: bytes of the work at most, beyond the weights: of all tensors alive at once on a CPU, allocated ones on
             an accelerator; None where nothing tells.
-        predict: predicts the same work, without data; None where that cannot be asked any more, or ever.
-        predicted: what it said, once somebody has asked.
+        question: what to predict the same work by, as the host's adapter keeps it; None where that was asked already,
+            or never can be.
+        predicted: the answer, once somebody has asked.
         attention: calls that reached our override; None where attention was not ours to choose.
         lines: what was done, for people.
         notices: what did not go as asked, and what to do about it.
@@ -76,15 +76,10 @@ class Row:
     signature: str | None = None
     outcome: str = "running"
     live: int | None = None
-    predict: Callable[[], Prediction | None] | None = None
+    question: object | None = None
     predicted: Prediction | None = None
     meter: PeakMeter | None = field(default=None, repr=False, compare=False)
     streams: bool = False
-
-    def ask(self) -> None:
-        """Has the work predicted, once."""
-        if self.predict is not None and self.predicted is None:
-            self.predicted, self.predict = self.predict(), None
 
 
 class RunLog:

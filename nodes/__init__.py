@@ -6,8 +6,8 @@ import logging
 
 from comfy_api.latest import ComfyExtension, io
 
-from ..host.compat import missing_features
-from ..host.server import install
+from ..host.core.compat import missing_features
+from ..host.server.routes import install
 from .attention import HeadroomAttention
 from .cast import HeadroomCast, HeadroomCastCLIP
 from .compare import HeadroomCompare

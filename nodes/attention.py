@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..host.attention import BACKEND_CHOICES, apply_attention
+from ..host.attention.backend import BACKEND_CHOICES, apply_attention
 from .where import blocks_input, step_inputs
 
 

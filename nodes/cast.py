@@ -6,9 +6,9 @@ from typing import Any
 
 from comfy_api.latest import io, ui
 
-from ..host.cast_sensitivity import Goal, cast_by_sensitivity
-from ..host.casting import COMPUTE_CHOICES, CastSettings, cast_clip, cast_model
-from ..host.compat import shown_when_reused
+from ..host.casting.cast import COMPUTE_CHOICES, CastSettings, cast_clip, cast_model
+from ..host.casting.sensitivity import Goal, cast_by_sensitivity
+from ..host.core.compat import shown_when_reused
 from ..offload import STORAGES
 
 

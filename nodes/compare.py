@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io, ui
 
-from ..host.compare import Switches, Work, compare
+from ..host.planning.compare import Switches, Work, compare
 
 
 class HeadroomCompare(io.ComfyNode):

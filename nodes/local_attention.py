@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..host.local_attention import apply_local_attention, make_pattern
+from ..host.attention.local import apply_local_attention, make_pattern
 from .where import blocks_input, step_inputs
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from comfy_api.latest import io, ui
 
-from ..host.compat import shown_when_reused
-from ..host.offload import DEFAULT_AHEAD, GRANULARITIES, apply_offload
+from ..host.core.compat import shown_when_reused
+from ..host.offload.block_offload import DEFAULT_AHEAD, GRANULARITIES, apply_offload
 
 
 class HeadroomOffload(io.ComfyNode):

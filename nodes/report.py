@@ -6,8 +6,8 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..host.compat import executing_node
-from ..host.report import memory_report
+from ..host.core.compat import executing_node
+from ..host.planning.report import memory_report
 from .face import face
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..host.vae import METHOD_CHOICES, STORE_CHOICES, VAESettings, decode_latent, low_memory_vae
+from ..host.vae.settings import METHOD_CHOICES, STORE_CHOICES, VAESettings
+from ..host.vae.wrapper import decode_latent, low_memory_vae
 from ..vae import FEATHERS
 
 

@@ -131,7 +131,7 @@ class Input:
 
 @cache
 def _ui() -> Any:
-    return importlib.import_module("headroom.host.ui_workflow")
+    return importlib.import_module("headroom.graph.to_api")
 
 
 def inputs_of(kind: Any, given: Mapping[str, Any]) -> list[Input]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...attention import BACKENDS
-from ...host.attention import BACKEND_CHOICES, apply_attention
+from ...host.attention.backend import BACKEND_CHOICES, apply_attention
 from ...memory.runlog import AttentionKey
 from .bench import Bench, decibels, noise_of, said_db
 from .rows import Check, Found, Outcome, held

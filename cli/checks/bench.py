@@ -17,7 +17,7 @@ import comfy.sample
 import torch
 from torch import Tensor
 
-from ...host.runs import LOG
+from ...host.measure.runs import LOG
 from ...memory import Row as LogRow
 from . import generated
 from .clock import Clock

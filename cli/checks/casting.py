@@ -8,9 +8,9 @@ from functools import partial
 
 from torch import Tensor
 
-from ...host.casting import CastSettings, cast_model
-from ...host.compare import CASTS
-from ...host.quantised import why_not
+from ...host.casting.cast import CastSettings, cast_model
+from ...host.casting.quantised import why_not
+from ...host.planning.compare import CASTS
 from ...offload import STORAGES
 from .bench import Bench, decibels, noise_of, said_bytes
 from .rows import Check, Found, Outcome, held

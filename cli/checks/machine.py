@@ -11,7 +11,7 @@ from typing import Any
 import comfy.model_management as model_management
 import torch
 
-from ...host.device import GB
+from ...host.core.device import GB
 
 NVIDIA = Path("/proc/driver/nvidia/version")
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from ...host.budget import Budget, budget_of, least_weights
-from ...host.device import GB
-from ...host.offload import DEFAULT_AHEAD, apply_offload, cannot_prefetch
+from ...host.core.device import GB
+from ...host.offload.block_offload import DEFAULT_AHEAD, apply_offload, cannot_prefetch
+from ...host.offload.budget import Budget, budget_of, least_weights
 from ...memory.link import link_speed
 from .bench import Bench, said_bytes
 from .rows import Check, Found, Outcome, held

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import comfy.model_management as model_management
 
-from ...host.compat import is_out_of_memory
+from ...host.core.compat import is_out_of_memory
 from . import attention, casting, offload, prediction, speed, vae
 from .bench import Bench
 from .rows import Check, Outcome, Row

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 
-from ...host.attention import apply_attention
-from ...host.vae import VAESettings, low_memory_vae
+from ...host.attention.backend import apply_attention
+from ...host.prediction.rows import ask
+from ...host.vae.settings import VAESettings
+from ...host.vae.wrapper import low_memory_vae
 from ...memory.prediction.forecast import SPREAD_CPU, SPREAD_GPU
 from .bench import Bench, said_bytes
 from .rows import Check, Found, Outcome, held
@@ -43,7 +45,7 @@ def _decode(bench: Bench, method: str) -> Found:
 
 def _beside(bench: Bench) -> Found:
     row = bench.logged()
-    row.ask()
+    ask(row)
     if row.live is None or row.predicted is None:
         missing = "measured" if row.live is None else "predicted"
         return Outcome.NOT_HERE, f"it is not {missing} on {bench.device.type}", {}

@@ -10,8 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ...host.device import GB
-from ...host.vae import VAESettings, low_memory_vae
+from ...host.core.device import GB
+from ...host.vae.settings import VAESettings
+from ...host.vae.wrapper import low_memory_vae
 from .bench import Bench, said_bytes
 from .clock import by_turns, medians
 from .offload import ms

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...host.device import GB
-from ...host.vae import VAESettings, low_memory_vae
-from ...host.vae_pass import BudgetTooSmall
+from ...host.core.device import GB
+from ...host.vae.coding import BudgetTooSmall
+from ...host.vae.settings import VAESettings
+from ...host.vae.wrapper import low_memory_vae
 from ...memory.prediction import LiveBytes
 from . import generated
 from .attention import dtype_name

@@ -17,8 +17,8 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
-from headroom.host.budget import budget_of
-from headroom.host.offload import apply_offload
+from headroom.host.offload.block_offload import apply_offload
+from headroom.host.offload.budget import budget_of
 from headroom.tools.step_clock import StepClock, within_peak
 
 from ..host.drawn import drawn

@@ -15,10 +15,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headroom.attention import backends
-from headroom.host import vae_attention
-from headroom.host.device import GB
-from headroom.host.vae import VAESettings, low_memory_vae
-from headroom.host.vae_pass import BudgetTooSmall
+from headroom.host.core.device import GB
+from headroom.host.vae import attention as vae_attention
+from headroom.host.vae.coding import BudgetTooSmall
+from headroom.host.vae.settings import VAESettings
+from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory import link
 from headroom.memory.blocks import uncut_bytes
 from headroom.tools import emulator

@@ -23,8 +23,8 @@ from PIL import Image
 from safetensors.torch import load_file
 
 import nodes
-from headroom.host.compat import drop_cast_buffers
-from headroom.host.runs import LOG
+from headroom.host.core.compat import drop_cast_buffers
+from headroom.host.measure.runs import LOG
 from headroom.nodes import NODES
 from headroom.tools.client import Client, Workflow
 from headroom.tools.server import Server

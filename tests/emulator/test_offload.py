@@ -9,8 +9,8 @@ import pytest
 import torch
 from comfy.model_management import InterruptProcessingException
 
-from headroom.host.budget import budget_of, least_weights
-from headroom.host.runs import LOG
+from headroom.host.measure.runs import LOG
+from headroom.host.offload.budget import budget_of, least_weights
 from headroom.memory import format_bytes
 
 from .conftest import Card

@@ -14,15 +14,17 @@ import torch
 from comfy.cli_args import args as host_arguments
 
 import nodes
-from headroom.host import calibrated
-from headroom.host.attention import apply_attention
-from headroom.host.casting import CastSettings, cast_model
-from headroom.host.estimate import Question, chosen_card
-from headroom.host.fit import find_fit
-from headroom.host.kept import KEPT
-from headroom.host.runs import LOG
-from headroom.host.vae import VAESettings, low_memory_vae
-from headroom.host.vae_pass import BudgetTooSmall
+from headroom.host.attention.backend import apply_attention
+from headroom.host.casting.cast import CastSettings, cast_model
+from headroom.host.measure.runs import LOG
+from headroom.host.planning.fit import find_fit
+from headroom.host.prediction import calibrated
+from headroom.host.prediction.kept import KEPT
+from headroom.host.prediction.rows import ask
+from headroom.host.prediction.stages import Question, chosen_card
+from headroom.host.vae.coding import BudgetTooSmall
+from headroom.host.vae.settings import VAESettings
+from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory import Row
 from headroom.memory.prediction.calibration import Key, calibrate, load, save
 from headroom.memory.prediction.fit_text import why_nothing_fits
@@ -84,7 +86,7 @@ def on_card() -> int:
 def check(row: Row, before: int, live_off: float = MOST_OFF) -> None:
     """Beyond the weights, and with them, to the rounding of the allocator."""
     everything = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before  # since the weights are there
-    row.ask()
+    ask(row)
     found = row.predicted
     assert found is not None
     assert row.live is not None

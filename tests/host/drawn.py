@@ -18,7 +18,7 @@ from comfy.patcher_extension import WrappersMP
 from safetensors.torch import load_file
 from torch import Tensor
 
-from headroom.host.cast_sensitivity import Velocity
+from headroom.host.casting.sensitivity import Velocity
 
 from .families import FAMILIES, Family
 

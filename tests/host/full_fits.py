@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from headroom.host.estimate import Question
-from headroom.host.fake_loading import loading_headers
+from headroom.host.prediction.header_loading import loading_headers
+from headroom.host.prediction.stages import Question
 from headroom.memory.prediction import Card, fake_mode
 
 from . import full_size

@@ -8,7 +8,7 @@ import comfy.sampler_helpers
 import comfy.samplers
 import torch
 
-from headroom.host.predicted_step import SAMPLER_LATENTS
+from headroom.host.prediction.step import SAMPLER_LATENTS
 
 from .families import Family
 

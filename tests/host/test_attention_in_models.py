@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from headroom.host.attention import apply_attention
-from headroom.host.override import OVERRIDE
-from headroom.host.runs import LOG
+from headroom.host.attention.backend import apply_attention
+from headroom.host.attention.override import OVERRIDE
+from headroom.host.measure.runs import LOG
 from headroom.memory import Row
 from headroom.nodes.attention import HeadroomAttention
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 import torch
 
-from headroom.host.attention import apply_attention
-from headroom.host.runs import LOG
+from headroom.host.attention.backend import apply_attention
+from headroom.host.measure.runs import LOG
 
 from .families import FAMILIES, psnr, sample
 from .training import train, training_node

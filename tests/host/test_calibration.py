@@ -14,8 +14,8 @@ import torch
 
 import nodes
 from headroom.cli.calibrate import convolutions_of, table
-from headroom.host.calibrated import calibration_path, collecting, measured_for, own_key, workspaces_for
-from headroom.host.predicted_vae import Coding, predict_coding
+from headroom.host.prediction.calibrated import calibration_path, collecting, measured_for, own_key, workspaces_for
+from headroom.host.prediction.vae import Coding, predict_coding
 from headroom.memory.prediction import DOCUMENTED, Calibration, Card, Convolution, named_card
 from headroom.memory.prediction.calibration import Key, save
 

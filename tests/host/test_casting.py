@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headroom.host import cast_layers
-from headroom.host.cast_sensitivity import Goal, cast_by_sensitivity
-from headroom.host.casting import ATTACHMENT, CastSettings, cast_clip, cast_model
-from headroom.host.quantised import FORMATS, quantise, why_not
+from headroom.host.casting import layers as cast_layers
+from headroom.host.casting.cast import ATTACHMENT, CastSettings, cast_clip, cast_model
+from headroom.host.casting.quantised import FORMATS, quantise, why_not
+from headroom.host.casting.sensitivity import Goal, cast_by_sensitivity
 from headroom.nodes.cast import HeadroomCast, HeadroomCastCLIP
 from headroom.offload import STORAGES, CastReport, sqnr_db
 
@@ -682,7 +682,7 @@ class TestSensitivity:
         assert sizes[0] < sizes[2]
 
     def test_what_was_measured_is_kept_for_the_next_time(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from headroom.host.cast_sensitivity import Probe
+        from headroom.host.casting.sensitivity import Probe
 
         family = FAMILIES["flux"]
         arguments = (family.load(), CastSettings("float8_e4m3fn_scaled"), Goal(size_limit=0.5), family.conditioning(1))

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from headroom.attention import BACKENDS
 from headroom.benchmarks._harness import peak_bytes
-from headroom.host import compare as compare_module
-from headroom.host.attention import apply_attention
-from headroom.host.compare import (
+from headroom.host.attention.backend import apply_attention
+from headroom.host.measure.runs import LOG
+from headroom.host.planning import compare as compare_module
+from headroom.host.planning.compare import (
     CASTS,
     REFERENCE,
     Strategy,
@@ -32,7 +33,6 @@ from headroom.host.compare import (
     slice_rows,
     strategies,
 )
-from headroom.host.runs import LOG
 from headroom.memory.comparison import Comparison, Outcome
 from headroom.nodes.compare import HeadroomCompare
 

@@ -14,8 +14,8 @@ import comfy_execution.utils
 import pytest
 import torch
 
-from headroom.host.compat import latent_for, missing_features
-from headroom.host.quantised import why_not
+from headroom.host.casting.quantised import why_not
+from headroom.host.core.compat import latent_for, missing_features
 from headroom.nodes import NODES
 from headroom.offload import STORAGES
 

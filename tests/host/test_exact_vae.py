@@ -15,12 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headroom.host.device import GB
-from headroom.host.estimate import own_card
-from headroom.host.predicted_vae import Coding, predict_coding
-from headroom.host.runs import LOG
-from headroom.host.vae import VAESettings, low_memory_vae
-from headroom.host.vae_pass import BudgetTooSmall, CannotBeExact
+from headroom.host.core.device import GB
+from headroom.host.measure.runs import LOG
+from headroom.host.prediction.stages import own_card
+from headroom.host.prediction.vae import Coding, predict_coding
+from headroom.host.vae.coding import BudgetTooSmall, CannotBeExact
+from headroom.host.vae.settings import VAESettings
+from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory import Row
 from headroom.vae.exact import ExactRun
 

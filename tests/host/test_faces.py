@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headroom.host.compat import shown_when_reused
+from headroom.host.core.compat import shown_when_reused
 from headroom.tools.client import Client, Result
 
 from .workflows import node

@@ -14,17 +14,18 @@ from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
 from headroom.benchmarks._harness import peak_bytes
-from headroom.host.attention import apply_attention
-from headroom.host.budget import budget_of
-from headroom.host.casting import CastSettings, cast_model
-from headroom.host.dry_run import DryRun
-from headroom.host.estimate import Question, chosen_card, estimate
-from headroom.host.fit import apply_fit, find_fit
-from headroom.host.guidance import guide_in_turns
-from headroom.host.kept import KEPT
-from headroom.host.offload import apply_offload
-from headroom.host.override import overrides_of
-from headroom.host.vae import LowMemoryVAE, VAESettings, low_memory_vae, planned_vae
+from headroom.host.attention.backend import apply_attention
+from headroom.host.attention.override import overrides_of
+from headroom.host.casting.cast import CastSettings, cast_model
+from headroom.host.offload.block_offload import apply_offload
+from headroom.host.offload.budget import budget_of
+from headroom.host.planning.fit import apply_fit, find_fit
+from headroom.host.prediction.kept import KEPT
+from headroom.host.prediction.stages import Question, chosen_card, estimate
+from headroom.host.sampling.guidance import guide_in_turns
+from headroom.host.vae.settings import VAESettings
+from headroom.host.vae.wrapper import LowMemoryVAE, low_memory_vae, planned_vae
+from headroom.host.workflow.dry_run import DryRun
 from headroom.memory.prediction import THIS_MACHINE, Card, Fit, Loss, Verdict, named_card, why_nothing_fits
 from headroom.nodes.fit import HeadroomFit
 from headroom.nodes.report import HeadroomReport

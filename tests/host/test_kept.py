@@ -14,17 +14,18 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 
 from headroom.attention.local import PATTERNS
-from headroom.host.attention import apply_attention
-from headroom.host.budget import Budget, set_budget
-from headroom.host.conditions import usual_conditioning
-from headroom.host.estimate import Question, sampling_stage
-from headroom.host.guidance import guide_in_turns
-from headroom.host.kept import KEPT, Same, coding_key, described, kept, step_key
-from headroom.host.local_attention import apply_local_attention
-from headroom.host.override import OVERRIDE
-from headroom.host.predicted_step import Step, noise_levels, predict_step
-from headroom.host.predicted_vae import Coding
-from headroom.host.vae import VAESettings, low_memory_vae
+from headroom.host.attention.backend import apply_attention
+from headroom.host.attention.local import apply_local_attention
+from headroom.host.attention.override import OVERRIDE
+from headroom.host.offload.budget import Budget, set_budget
+from headroom.host.prediction.kept import KEPT, Same, coding_key, described, kept, step_key
+from headroom.host.prediction.stages import Question, sampling_stage
+from headroom.host.prediction.step import Step, noise_levels, predict_step
+from headroom.host.prediction.vae import Coding
+from headroom.host.sampling.conditioning import usual_conditioning
+from headroom.host.sampling.guidance import guide_in_turns
+from headroom.host.vae.settings import VAESettings
+from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory.prediction import Card, named_card
 
 from .families import FAMILIES, load_vae

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from headroom.host.runs import LOG
-from headroom.host.vae import VAESettings, decode_latent, low_memory_vae
+from headroom.host.measure.runs import LOG
+from headroom.host.vae.settings import VAESettings
+from headroom.host.vae.wrapper import decode_latent, low_memory_vae
 from headroom.nodes.vae import HeadroomVAEDecode, HeadroomVAEEncode
 
 from .families import VAES, load_vae, psnr

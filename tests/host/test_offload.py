@@ -20,12 +20,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from headroom.host import compat, offload
-from headroom.host.budget import budget_of, layer_costs, least_weights, set_budget
-from headroom.host.casting import CastSettings, cast_model
-from headroom.host.offload import apply_offload
-from headroom.host.quantised import is_quantised
-from headroom.host.runs import LOG
+from headroom.host.casting.cast import CastSettings, cast_model
+from headroom.host.casting.quantised import is_quantised
+from headroom.host.core import compat
+from headroom.host.measure.runs import LOG
+from headroom.host.offload import block_offload as offload
+from headroom.host.offload.block_offload import apply_offload
+from headroom.host.offload.budget import budget_of, layer_costs, least_weights, set_budget
 from headroom.memory import file_backed_bytes
 from headroom.offload.prefetch import LayerPrefetch
 from headroom.offload.work import block_work

@@ -16,16 +16,17 @@ from torch import Tensor
 
 import nodes
 from headroom.benchmarks._harness import peak_bytes
-from headroom.host.attention import apply_attention
-from headroom.host.casting import CastSettings, cast_model
-from headroom.host.conditions import usual_conditioning
-from headroom.host.estimate import Question, chosen_card, estimate
-from headroom.host.fake_loading import loading_headers
-from headroom.host.offload import apply_offload
-from headroom.host.predicted_step import Step, predict_step
-from headroom.host.predicted_text import PROMPT, predict_text
-from headroom.host.predicted_vae import Coding, predict_coding
-from headroom.host.vae import VAESettings, low_memory_vae
+from headroom.host.attention.backend import apply_attention
+from headroom.host.casting.cast import CastSettings, cast_model
+from headroom.host.offload.block_offload import apply_offload
+from headroom.host.prediction.header_loading import loading_headers
+from headroom.host.prediction.stages import Question, chosen_card, estimate
+from headroom.host.prediction.step import Step, predict_step
+from headroom.host.prediction.text import PROMPT, predict_text
+from headroom.host.prediction.vae import Coding, predict_coding
+from headroom.host.sampling.conditioning import usual_conditioning
+from headroom.host.vae.settings import VAESettings
+from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory.prediction import (
     THIS_MACHINE,
     CannotPredict,
@@ -141,7 +142,7 @@ class TestSteps:
         model = drawn(name, 0.02, 6) if name == "flux" else family.load()
         step = step_of(model, family, family.latent(256, 256))
         once = predict_step(step, card)
-        monkeypatch.setattr("headroom.host.predicted_step._treats_blocks_alike", lambda model: False)
+        monkeypatch.setattr("headroom.host.prediction.step._treats_blocks_alike", lambda model: False)
         each = predict_step(step, card)
         assert (once.weights, once.activations, once.kernels) == (each.weights, each.activations, each.kernels)
         assert once.operators < each.operators
@@ -374,8 +375,8 @@ class TestAnswers:
     def test_an_answer_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         question, card = self.question(), named_card("sm86", 16.0)
         first = estimate(question, card).forecast
-        monkeypatch.setattr("headroom.host.estimate.predict_step", None)
-        monkeypatch.setattr("headroom.host.estimate.predict_coding", None)
+        monkeypatch.setattr("headroom.host.prediction.stages.predict_step", None)
+        monkeypatch.setattr("headroom.host.prediction.stages.predict_coding", None)
         assert estimate(question, card).forecast == first
 
     def test_a_card_needs_its_memory(self) -> None:

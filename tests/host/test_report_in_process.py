@@ -3,8 +3,8 @@
 import comfy.model_management as model_management
 from comfy_execution.graph import DynamicPrompt
 
-from headroom.host.report import memory_report
-from headroom.host.runs import LOG
+from headroom.host.measure.runs import LOG
+from headroom.host.planning.report import memory_report
 from headroom.memory import Peak
 
 from .workflows import node, with_headroom
@@ -34,7 +34,7 @@ def test_order_of_the_graph_and_then_the_rest_of_the_prompt() -> None:
 
 
 def test_a_model_names_its_settings() -> None:
-    from headroom.host.attention import apply_attention
+    from headroom.host.attention.backend import apply_attention
 
     from .families import FAMILIES
 

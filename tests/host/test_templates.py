@@ -18,8 +18,8 @@ import pytest
 from PIL import Image
 
 import nodes
-from headroom.host.dry_run import DryRun
-from headroom.host.ui_workflow import to_api
+from headroom.host.workflow.dry_run import DryRun
+from headroom.host.workflow.estimate import as_queued
 from headroom.memory.prediction import named_card
 from headroom.nodes import NODES
 from headroom.tools.client import Client
@@ -68,7 +68,7 @@ def saved(name: str) -> Workflow:
 @pytest.fixture
 def queued(saved: Workflow) -> Workflow:
     """What the browser queues of it."""
-    return to_api(saved, OURS)
+    return as_queued(saved, OURS)
 
 
 def test_they_are_all_there() -> None:

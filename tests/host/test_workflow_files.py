@@ -19,9 +19,10 @@ from comfy_api.latest import _io
 
 import nodes
 from headroom.cli import files, fit
-from headroom.host.fit_places import LOADERS, VAE_WIDGETS, FitSettings
-from headroom.host.insert_fit import OUTPUTS, SOCKETS, TITLES, TYPES, insert_fit
-from headroom.host.ui_workflow import is_ui, is_widget, to_api
+from headroom.graph.fit_plan import LOADERS, VAE_WIDGETS, FitSettings
+from headroom.graph.insert_fit import OUTPUTS, SOCKETS, TITLES, TYPES, insert_fit
+from headroom.graph.to_api import is_ui, is_widget
+from headroom.host.workflow.estimate import as_queued
 from headroom.memory.prediction import GPU_CHOICES
 from headroom.nodes import NODES
 from headroom.nodes.fit import HeadroomFit
@@ -53,7 +54,7 @@ def template_workflows() -> Iterator[tuple[str, Workflow]]:
 
 
 def api(workflow: Workflow) -> Workflow:
-    return to_api(workflow, OURS)
+    return as_queued(workflow, OURS)
 
 
 def inputs(workflow: Workflow, number: int | str) -> Workflow:
@@ -105,7 +106,7 @@ def test_the_templates_convert_to_what_the_host_accepts() -> None:
     found: dict[str, list[str]] = {}
     checked = 0
     for name, content in template_workflows():
-        converted = to_api(content)
+        converted = as_queued(content)
         for number, entry, link in plain_links(content):
             assert converted[number]["inputs"][entry] == link, name
         for one in converted.values():
@@ -255,14 +256,14 @@ def test_an_unknown_node_keeps_its_links() -> None:
 )
 def test_what_cannot_be_converted(workflow: Workflow, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        to_api(workflow)
+        as_queued(workflow)
 
 
 def test_reroutes_in_a_circle() -> None:
     workflow = between(text_to_image(), 1, ui_node(8, "Reroute", {"": "*"}, "MODEL"), "")
     relink(workflow, 10, 8, 0)
     with pytest.raises(ValueError, match="circle"):
-        to_api(workflow)
+        as_queued(workflow)
 
 
 # -------------------------------------------------------------------------------------------------------- made to fit
@@ -492,7 +493,7 @@ def test_the_templates_made_to_fit() -> None:
     for name, content in template_workflows():
         found = insert_fit(content)
         assert insert_fit(found.workflow) == type(found)(found.workflow, (), found.notes), name
-        ui, plain = to_api(found.workflow, OURS), insert_fit(to_api(content, OURS))
+        ui, plain = as_queued(found.workflow, OURS), insert_fit(as_queued(content, OURS))
         # A subgraph may hold a sampler and no VAE; in the API format there are no subgraphs.
         alone = [sum("left alone: there is no VAE in it" in note for note in one.notes) for one in (found, plain)]
         kinds = [Counter(one["class_type"] for one in workflow.values()) for workflow in (ui, plain.workflow)]

@@ -22,7 +22,20 @@ except ModuleNotFoundError:  # Python 3.10
 
 ROOT = Path(__file__).parents[2]
 # Everything that is packed lies below one of these or is one of the files.
-FOLDERS = {"attention", "vae", "offload", "memory", "host", "nodes", "cli", "web", "locales", "workflows", "docs"}
+FOLDERS = {
+    "attention",
+    "vae",
+    "offload",
+    "memory",
+    "graph",
+    "host",
+    "nodes",
+    "cli",
+    "web",
+    "locales",
+    "workflows",
+    "docs",
+}
 FILES = {"__init__.py", "pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md"}
 LEFT_OUT = {"tests", "tools", "benchmarks"}
 MOST_BYTES = 3_000_000

@@ -139,21 +139,6 @@ class TestWork:
         planned = Prediction(0, activations=130 * 2**20, live=130 * 2**20, bound=True)
         assert self.line(self.row(predicted=planned)).endswith("planned 130 MB at most")
 
-    def test_a_row_is_asked_once(self) -> None:
-        asked = []
-
-        def predict() -> Prediction:
-            asked.append(1)
-            return Prediction(0, 1)
-
-        row = self.row(predict=predict)
-        row.ask(), row.ask()
-        assert asked == [1]
-        assert row.predicted == Prediction(0, 1)
-        nobody = self.row(predict=lambda: None)
-        nobody.ask()
-        assert nobody.predicted is None
-
 
 def test_the_history_of_the_allocator() -> None:
     before = {"num_alloc_retries": 1, "num_ooms": 0}

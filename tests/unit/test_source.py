@@ -6,57 +6,119 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 ENGINES = ("attention", "vae", "offload", "memory")
-PARTS = (*ENGINES, "host", "nodes")
-# The design's arrows: nodes -> host -> engines -> torch.
-MAY_IMPORT = {
-    "attention": set(),
-    "vae": set(),
-    "offload": set(),
-    "memory": set(),
-    "host": set(ENGINES),
-    "nodes": {*ENGINES, "host"},
-}
+PARTS = ("graph", *ENGINES, "host", "nodes")
+SHIPPED = (*PARTS, "cli")
+OF_THE_HOST = {"comfy", "comfy_api", "comfy_execution", "comfy_extras", "folder_paths", "nodes", "server"}
+# The rooms of host/, the lower first; those of one floor stand side by side.
+FLOORS = (
+    {"core"},
+    {"measure"},
+    {"sampling", "attention", "casting", "offload", "vae"},
+    {"prediction"},
+    {"planning"},
+    {"workflow"},
+    {"server"},
+)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+BESIDE = {("casting", "sampling"), ("casting", "attention")}  # arrows between rooms of one floor
+MOST_IN_A_ROOM = 10
 
 
 def imports(path: Path) -> Iterator[str]:
-    """Modules that a file imports, relative ones with their dots."""
+    """Modules that a file imports anywhere, relative ones with their dots; a module's name after `import` too."""
+    folder = path.parent
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield "." * node.level + (node.module or "")
+            if node.level:
+                base = folder.joinpath(*[".."] * (node.level - 1), *(node.module or "").split("."))
+                for alias in node.names:
+                    if base.joinpath(alias.name).is_dir() or base.joinpath(f"{alias.name}.py").is_file():
+                        yield "." * node.level + ".".join(filter(None, (node.module, alias.name)))
 
 
-def reached(path: Path, name: str) -> str:
-    """The part of the pack that a relative import of a file leads to."""
+def reached(path: Path, name: str) -> tuple[str, ...]:
+    """Where a relative import of a file leads to, from the pack's root."""
     dots = len(name) - len(name.lstrip("."))
     folders = path.relative_to(ROOT).parent.parts
-    return (*folders[: len(folders) - dots + 1], *name.lstrip(".").split("."))[0]
+    return (*folders[: len(folders) - dots + 1], *filter(None, name.lstrip(".").split(".")))
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_arrows_point_one_way(part: str) -> None:
-    for path in (ROOT / part).rglob("*.py"):
-        for name in imports(path):
-            if name.startswith("."):
-                assert reached(path, name) in {part, *MAY_IMPORT[part]}, f"{path.name} imports {name}"
-            if part in ENGINES:
-                assert name.split(".")[0] not in ("comfy", "comfy_api", "comfy_execution", "nodes"), path
+def shipped() -> Iterator[Path]:
+    for part in SHIPPED:
+        yield from (ROOT / part).rglob("*.py")
+
+
+def allowed(start: tuple[str, ...], end: tuple[str, ...]) -> bool:
+    """Whether a file in a folder may import from another: nodes -> rooms of host, downwards -> engines -> torch."""
+    here, there = start[0], end[0]
+    if here == there == "host":
+        a, b = start[1], end[1]
+        return a == b or FLOOR[b] < FLOOR[a] or (a, b) in BESIDE
+    if here == there:
+        return True
+    if here == "host":
+        return there in {*ENGINES, "graph"}
+    if here in {"nodes", "cli"}:
+        return there in {*ENGINES, "graph", "host"}
+    return False
+
+
+def test_arrows_point_one_way() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in shipped()
+        for name in imports(path)
+        if name.startswith(".")
+        and len(end := reached(path, name)) > (1 if end[:1] == ("host",) else 0)
+        and not allowed(path.relative_to(ROOT).parts[:-1], end)
+    ]
+    assert not wrong
+
+
+def test_engines_and_workflow_files_need_no_host() -> None:
+    for part in ("graph", *ENGINES):
+        for path in (ROOT / part).rglob("*.py"):
+            assert not {name.split(".")[0] for name in imports(path)} & OF_THE_HOST, path
+
+
+def test_workflow_files_need_the_standard_library_alone() -> None:
+    for path in (ROOT / "graph").rglob("*.py"):
+        others = {name.split(".")[0] for name in imports(path) if not name.startswith(".")}
+        assert others <= sys.stdlib_module_names, path
+
+
+def test_no_circles() -> None:
+    """Of any kind: imports within functions and for types count too."""
+    files = {path.relative_to(ROOT).with_suffix("").parts: path for path in shipped() if path.name != "__init__.py"}
+    leads = {
+        path: {files[end] for name in imports(path) if (end := reached(path, name)) in files} for path in files.values()
+    }
+    while free := [path for path, others in leads.items() if not others & leads.keys()]:
+        for path in free:
+            del leads[path]
+    assert not leads, sorted(str(path.relative_to(ROOT)) for path in leads)
+
+
+def test_rooms_stay_small() -> None:
+    for room in [ROOT / "graph", *(ROOT / "host" / name for name in FLOOR)]:
+        files = [path for path in room.glob("*.py") if path.name != "__init__.py"]
+        assert len(files) <= MOST_IN_A_ROOM, room
 
 
 def test_the_pack_runs_no_text_and_installs_nothing() -> None:
     """What the registry refuses, and what a node must never do."""
-    for path in [ROOT / "__init__.py", *(p for part in (*PARTS, "cli") for p in (ROOT / part).rglob("*.py"))]:
+    for path in [ROOT / "__init__.py", *shipped()]:
         tree = ast.parse(path.read_text())
         called = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         assert not called & {"eval", "exec", "compile", "__import__"}, path
         assert not [name for name in called if name.startswith(("os.system", "os.popen", "os.exec", "os.spawn"))], path
         refused = {"subprocess", "socket", "urllib.request", "requests", "aiohttp", "pip"}
-        if path == ROOT / "host" / "server.py":
+        if path == ROOT / "host" / "server" / "routes.py":
             refused.remove("aiohttp")  # it answers in the host's own server, and asks nobody
             assert "ClientSession" not in path.read_text()
         assert not set(imports(path)) & refused, path

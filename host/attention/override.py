@@ -1,0 +1,243 @@
+"""What Headroom's attention nodes share: an override of the host's attention that chains and keeps to its place.
+
+The host has one slot for an override. Ours calls the one that was there for whatever it does not take, counts into the
+run's own object, and is put back at the start of a sampling if a later node has taken the slot.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from comfy.model_patcher import ModelPatcher
+from comfy.patcher_extension import WrappersMP
+from torch import Tensor
+
+from ...attention import BlockSelection, Place, parse_blocks
+from ...memory import AttentionCounts, Row
+from ..core.compat import replays_steps
+from ..measure.wrappers import current_row, measure_sampling, wrap
+from .places import current_place, model_ends
+
+OVERRIDE = "optimized_attention_override"
+# Our entries in the host's transformer_options.
+SIGMA, COUNTS = "headroom_sigma", "headroom_attention_counts"
+WRAPPER_KEY = "headroom_attention"
+REPLAYED = (
+    "this ComfyUI may replay recorded steps without asking again: start_percent and end_percent cannot be kept, the"
+    " node is not applied; set them to 0 and 1"
+)
+
+log = logging.getLogger(__name__)
+Self = TypeVar("Self", bound="Override")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which calls a node takes.
+
+    Attributes:
+        blocks: of the model.
+        sigma_range: (largest, smallest) noise level; None for all of them.
+        min_tokens: calls with fewer query tokens are left alone.
+        ends: the model's first and last block, where its structure tells.
+    """
+
+    blocks: BlockSelection
+    sigma_range: tuple[float, float] | None = None
+    min_tokens: int = 0
+    ends: tuple[Place, Place] | None = None
+
+    def reason_to_skip(self, place: Place | None, options: dict[str, Any], tokens: int) -> str | None:
+        """Why a call is not taken; None if it is."""
+        if not self.blocks.holds(place, self._ends_at(options)):
+            return "block not selected"
+        if self.sigma_range is not None and replays_steps():
+            return "step ranges cannot be kept"
+        if self.sigma_range is not None and not self._in_range(options.get(SIGMA)):
+            return "outside the step range"
+        if tokens < self.min_tokens:
+            return f"fewer than {self.min_tokens} tokens"
+        return None
+
+    def _ends_at(self, options: dict[str, Any]) -> tuple[Place, Place] | None:
+        """First and last block, from the model's structure, else from what the call says of its list."""
+        kind, total = options.get("block_type"), options.get("total_blocks")
+        if self.ends is not None or kind is None or total is None:
+            return self.ends
+        return Place(kind, 0), Place(kind, total - 1)
+
+    def _in_range(self, sigma: float | None) -> bool:
+        largest, smallest = self.sigma_range or (0.0, 0.0)
+        return sigma is not None and smallest <= sigma <= largest
+
+
+def select(model: ModelPatcher, blocks: str, start_percent: float, end_percent: float, min_tokens: int) -> Selection:
+    """A node's inputs as a selection for a model.
+
+    Raises:
+        ValueError: an input that does not make sense, named with what to write instead.
+    """
+    if start_percent >= end_percent:
+        raise ValueError(
+            f"start_percent ({start_percent}) must be smaller than end_percent ({end_percent}); 0 and 1 are all steps"
+        )
+    return Selection(
+        parse_blocks(blocks), _sigma_range(model, start_percent, end_percent), min_tokens, model_ends(model)
+    )
+
+
+@dataclass(frozen=True)
+class Override:
+    """What the host calls in place of its attention function.
+
+    Keeps no state between calls that could change a result: what a run has to remember lies in ``transformer_options``.
+
+    Attributes:
+        previous: what was there before.
+        identity: the same for copies that stand on another override; keys what a run remembers.
+    """
+
+    selection: Selection
+    previous: Callable[..., Tensor] | None = field(default=None, repr=False, kw_only=True)
+    identity: object = field(default_factory=object, repr=False, compare=False, kw_only=True)
+
+    def __call__(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        options = kwargs.get("transformer_options") or {}
+        place = current_place(options)
+        q = args[0] if args else kwargs["q"]
+        tokens = q.shape[2] if kwargs.get("skip_reshape") else q.shape[1]
+        skipped = self.selection.reason_to_skip(place, options, tokens)
+        if skipped is not None:
+            return self.leave(func, args, kwargs, place, skipped)
+        return self.take(func, args, kwargs, place)
+
+    def take(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: Place | None) -> Tensor:
+        """Computes a call that was selected."""
+        raise NotImplementedError
+
+    def describe(self) -> str:
+        """One line on what the node asks for."""
+        raise NotImplementedError
+
+    def begin(self, options: dict[str, Any]) -> None:
+        """Puts what a sampling needs into its ``transformer_options``."""
+
+    def between_steps(self, options: dict[str, Any]) -> None:
+        """Called before each step, outside all blocks: here a value may be read from the device."""
+
+    def end(self, options: dict[str, Any], row: Row) -> None:
+        """Says what happened."""
+
+    def leave(
+        self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: Place | None, why: str
+    ) -> Tensor:
+        """Hands a call to the override that was there before, else to the host."""
+        if self.previous is None:
+            count(kwargs, place, "host", why)
+            return func(*args, **kwargs)
+        if not isinstance(self.previous, Override):  # ours counts its own calls
+            count(kwargs, place, "earlier override", why)
+        return self.previous(func, *args, **kwargs)
+
+
+def count(kwargs: dict[str, Any], place: Place | None, backend: str, reason: str) -> None:
+    """Counts a call into the running sampling's row, if there is one."""
+    counts: AttentionCounts | None = (kwargs.get("transformer_options") or {}).get(COUNTS)
+    if counts is not None:
+        counts.add((place.kind, place.index) if place else None, backend, reason)
+
+
+def overrides(top: object) -> Iterator[Override]:
+    """Ours in a chain, latest first, down to the first foreign one."""
+    while isinstance(top, Override):
+        yield top
+        top = top.previous
+
+
+def overrides_of(model: ModelPatcher) -> list[Override]:
+    """Every Headroom override on a MODEL, latest first."""
+    return list(overrides(model.model_options.get("transformer_options", {}).get(OVERRIDE)))
+
+
+def install(model: ModelPatcher, override: Override) -> ModelPatcher:
+    """A clone of ``model`` with an override on top of what is there; ``model`` is not changed."""
+    clone = model.clone()
+    options = clone.model_options.setdefault("transformer_options", {})
+    previous = options.get(OVERRIDE)
+    if previous is not None and not isinstance(previous, Override):
+        log.info("Headroom: attention calls outside the selection go to the override that was there: %r", previous)
+    chained = replace(override, previous=previous)
+    options[OVERRIDE] = chained
+    measure_sampling(clone)
+    wrap(clone, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, Sampling(chained))
+    wrap(clone, WrappersMP.PREDICT_NOISE, WRAPPER_KEY, Step(chained))
+    return clone
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Counts a sampling's calls, and sees to it that our override is in its place."""
+
+    override: Override
+
+    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        guider = executor.class_obj
+        options = guider.model_options.setdefault("transformer_options", {})
+        row = current_row(options)
+        row.attention = options[COUNTS] = AttentionCounts()
+        self._reinstall(options, row)
+        ours = list(overrides(self.override))
+        row.lines += [override.describe() for override in ours]
+        if replays_steps() and any(override.selection.sigma_range for override in ours):
+            row.notices.append(REPLAYED)
+        for override in ours:
+            override.begin(options)
+        try:
+            return executor(*args, **kwargs)
+        finally:
+            for override in ours:
+                override.end(options, row)
+
+    def _reinstall(self, options: dict[str, Any], row: Row) -> None:
+        """A node behind ours may have taken the slot: ours comes first again, and that node's gets the rest."""
+        top = options.get(OVERRIDE)
+        if isinstance(top, Override):
+            return
+        options[OVERRIDE] = rebased(self.override, top)
+        if top is not None:
+            row.notices.append(
+                "a node behind this one set another attention override: it gets only the calls that are not selected"
+                " here; to have it take them all, remove this node or narrow its blocks"
+            )
+
+
+@dataclass(frozen=True)
+class Step:
+    """Says the noise level once per step, as a float: reading it from a GPU within a block would stall it."""
+
+    override: Override
+
+    def __call__(self, executor: Any, x: Tensor, timestep: Tensor, model_options: Any, seed: Any = None) -> Any:
+        options = dict(model_options)
+        inner = options["transformer_options"] = dict(options.get("transformer_options", {}))
+        if any(override.selection.sigma_range is not None for override in overrides(self.override)):
+            inner[SIGMA] = float(timestep.max())
+        for override in overrides(self.override):
+            override.between_steps(inner)
+        return executor(x, timestep, options, seed)
+
+
+def rebased(override: Self, foreign: Callable[..., Tensor] | None) -> Self:
+    """Our part of a chain, standing on another override than before."""
+    below = override.previous
+    return replace(override, previous=rebased(below, foreign) if isinstance(below, Override) else foreign)
+
+
+def _sigma_range(model: ModelPatcher, start: float, end: float) -> tuple[float, float] | None:
+    if start <= 0.0 and end >= 1.0:
+        return None
+    sampling = model.get_model_object("model_sampling")
+    return float(sampling.percent_to_sigma(start)), float(sampling.percent_to_sigma(end))

@@ -1,0 +1,136 @@
+"""A cast model in a file: converted one layer at a time, written once, read back memory-mapped.
+
+For machines whose RAM cannot hold the original and the converted weights. The file's pages are the system's to evict.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+import comfy.utils
+import folder_paths
+from torch import Tensor, nn
+
+from ...offload import CastLayer, CastReport, Layer, fingerprint
+from ...offload.safetensors_stream import ALIGNMENT, SafetensorsWriter, header_room
+from .layers import Caster
+from .quantised import exchange, read_quantised, set_plain
+
+FOLDER = "headroom"
+METADATA = "headroom_cast"
+METADATA_PER_LAYER = 256
+GB = 2**30
+
+
+def cache_path(name: str, network: nn.Module, settings: str) -> Path:
+    """The file of a cast: a name, and a mark of the weights and settings, so that no two casts share a file.
+
+    Raises:
+        ValueError: the name is no plain file name.
+    """
+    check_name(name)
+    mark = fingerprint(network.state_dict().items(), settings)
+    folder = Path(folder_paths.get_output_directory()) / FOLDER
+    return folder / f"{name.removesuffix('.safetensors')}.{mark[:12]}.safetensors"
+
+
+def check_name(name: str) -> None:
+    """Raises ValueError for what is no plain file name."""
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ValueError(f"cache_file: {name!r} is no file name; use letters, digits, _ - and . only, without folders")
+
+
+def write_cache(path: Path, network: nn.Module, report: CastReport, convert: Callable[[Layer], None]) -> None:
+    """Converts and writes one layer after the other; each is put back as it was before the next.
+
+    Args:
+        network: a copy whose modules may be exchanged.
+        convert: exchanges one layer of it and notes it in ``report``.
+
+    Raises:
+        ValueError: too little room on the disk.
+    """
+    chosen = {layer.name: layer for layer in report.layers if layer.reason is None}
+    state = network.state_dict()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _check_room(path, sum(tensor.nbytes for tensor in state.values()))
+    kept = [(key, tensor) for key, tensor in state.items() if key.rpartition(".")[0] not in chosen]
+    room = header_room(len(state) + 3 * len(chosen), 4 * sum(map(len, state)), METADATA_PER_LAYER * len(chosen))
+    with SafetensorsWriter(path, room) as writer:
+        _add(writer, kept)
+        for name in chosen:
+            module = network.get_submodule(name)
+            weight = module.weight
+            convert(chosen[name])
+            converted = network.get_submodule(name)
+            _add(writer, [(f"{name}.{key}", tensor) for key, tensor in converted.state_dict().items()])
+            exchange(network, name, module)
+            module.weight = weight  # a plain cast changes the module itself
+        writer.metadata[METADATA] = json.dumps([_packed(done) for done in report.done], separators=(",", ":"))
+
+
+def read_cache(path: Path, network: nn.Module, report: CastReport, caster: Caster) -> None:
+    """Puts the file's tensors into a copy of the network, without reading them.
+
+    Raises:
+        ValueError: the file is not what :func:`write_cache` wrote for this cast.
+    """
+    state, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
+    try:
+        entries = json.loads(metadata[METADATA])
+        layers = {layer.name: layer for layer in report.layers}
+        report.done = [_unpacked(entry, layers) for entry in entries]
+        for key, _ in list(network.named_parameters()):
+            if key in state:
+                _set_parameter(network, key, state[key])
+        for done in report.cast:
+            _put(network, done.layer.name, caster, state)
+    except (KeyError, TypeError, json.JSONDecodeError) as error:
+        raise ValueError(f"cache_file: {path} is damaged ({error!r}); delete it, and it is written anew") from None
+
+
+def _put(network: nn.Module, name: str, caster: Caster, state: Mapping[str, Tensor]) -> None:
+    module = network.get_submodule(name)
+    if f"{name}.comfy_quant" not in state:
+        set_plain(module, state[f"{name}.weight"])
+        return
+    weight = read_quantised(module, state, f"{name}.", caster.compute)
+    exchange(network, name, caster.linear(module, weight))
+
+
+def _set_parameter(network: nn.Module, key: str, value: Tensor) -> None:
+    path, _, name = key.rpartition(".")
+    network.get_submodule(path)._parameters[name] = nn.Parameter(value, requires_grad=False)
+
+
+def _add(writer: SafetensorsWriter, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """The widest numbers first, so that most begin at a multiple of their size."""
+    for key, tensor in sorted(tensors, key=lambda entry: -entry[1].dtype.itemsize):
+        writer.add(key, _padded(tensor) if key.endswith(".comfy_quant") else tensor)
+
+
+def _padded(text: Tensor) -> Tensor:
+    """JSON of a length that leaves the next tensor aligned."""
+    return nn.functional.pad(text, (0, -text.numel() % ALIGNMENT), value=ord(" "))
+
+
+def _check_room(path: Path, needed: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if free < needed:
+        raise ValueError(
+            f"cache_file: up to {needed / GB:.1f} GB are needed, but {path.parent} has {free / GB:.1f} GB left; free"
+            " some, or leave cache_file empty"
+        )
+
+
+def _packed(done: CastLayer) -> list[object]:
+    return [done.layer.name, done.stored, done.bytes_before, done.bytes_after, done.sqnr, done.problem]
+
+
+def _unpacked(entry: list, layers: Mapping[str, Layer]) -> CastLayer:
+    name, *rest = entry
+    return CastLayer(layers[name], *rest)

@@ -1,0 +1,221 @@
+"""The host's own quantised weights: which formats it has, a weight in one of them, and a linear layer that holds it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import comfy.ops
+import torch
+from comfy import quant_ops
+from comfy.quant_ops import QuantizedTensor
+from torch import Tensor, nn
+
+from ...offload import LayerKind, NoiseMeter, Storage, missing_in_torch, row_parts, torch_kind
+
+# Regular Hadamard matrices exist for powers of four; the largest that divides a row spreads outliers best.
+ROTATION_SIZES = (256, 64, 16)
+HOOKED = (
+    "ComfyUI cannot hook a LoRA onto quantised weights: load it with LoraLoaderModelOnly, or cast with a storage"
+    " without scales (float8_e4m3fn_unscaled, bfloat16)"
+)
+
+
+@dataclass(frozen=True)
+class Format:
+    """A storage as the host spells it.
+
+    Attributes:
+        algorithm: its key in the host's table.
+        largest: what the largest weight of a matrix is scaled to; None: the layout finds its scales by row or block.
+    """
+
+    algorithm: str
+    largest: float | None = None
+
+
+E4M3_MAX, E2M1_MAX = 448.0, 6.0
+FORMATS = {
+    "float8_e4m3fn_scaled": Format("float8_e4m3fn", E4M3_MAX),
+    "int8_convrot": Format("int8_tensorwise"),
+    "mxfp8": Format("mxfp8"),
+    "nvfp4": Format("nvfp4", E4M3_MAX * E2M1_MAX),  # a scale of float8_e4m3fn times a weight of float4
+}
+
+
+def why_not(storage: Storage) -> str | None:
+    """Why this machine cannot hold weights in a storage, and what to do; None if it can."""
+    lacking = missing_in_torch(storage)
+    if lacking is not None or not storage.scaled:
+        return lacking
+    if not hasattr(QuantizedTensor, "from_float"):
+        return f"storage: {storage.name} needs comfy-kitchen; install what ComfyUI's requirements.txt lists"
+    algorithm = FORMATS[storage.name].algorithm
+    if algorithm not in quant_ops.QUANT_ALGOS:
+        return (
+            f"storage: {storage.name} needs {algorithm} weights, which this ComfyUI lacks; choose"
+            f" float8_e4m3fn_scaled, or update ComfyUI"
+        )
+    return None
+
+
+def is_quantised(weight: Tensor) -> bool:
+    """Whether a weight is in one of the host's quantised layouts."""
+    return isinstance(weight, QuantizedTensor)
+
+
+def host_kind(module: nn.Module) -> LayerKind | None:
+    """What the host can cast: its own layers, whose forward brings a weight to the input's dtype and device."""
+    if not hasattr(module, "comfy_cast_weights"):
+        return None
+    # Its quantised linear layers are none of torch's.
+    return LayerKind.LINEAR if hasattr(module, "in_features") else torch_kind(module)
+
+
+def can_quantise(module: nn.Module) -> bool:
+    """Whether a layer is the host's plain linear layer, which its quantised one can stand in for."""
+    return isinstance(module, nn.Linear) and type(module).__module__ == comfy.ops.__name__
+
+
+def quantise(weight: Tensor, storage: Storage, compute: torch.dtype) -> tuple[Tensor, float]:
+    """A matrix in one of the host's layouts, rounded to nearest, some rows at a time.
+
+    Args:
+        weight: (out, in), any floating-point dtype; its device does the work.
+        storage: a scaled one that :func:`why_not` has nothing against.
+        compute: the dtype that it reads as.
+
+    Returns:
+        The host's QuantizedTensor on the same device, and its signal to noise in dB.
+    """
+    layout = quant_ops.QUANT_ALGOS[FORMATS[storage.name].algorithm]["comfy_tensor_layout"]
+    options = _options(weight, storage)
+    parts, meter = [], NoiseMeter()
+    for rows in row_parts(weight):
+        # From float32: the scale of a float16 weight would be clamped to what float16 can hold.
+        exact = weight[rows].float()
+        parts.append(QuantizedTensor.from_float(exact, layout, **options))
+        meter.add(exact, parts[-1].dequantize())
+    return _joined(parts, layout, tuple(weight.shape)).to(dtype=compute), meter.db
+
+
+def _options(weight: Tensor, storage: Storage) -> dict[str, Any]:
+    """Of the layout's quantiser, the same for all rows."""
+    largest = FORMATS[storage.name].largest
+    if largest is not None:
+        return {"scale": torch.stack(torch.aminmax(weight)).abs().amax().float() / largest}
+    if storage.name != "int8_convrot":
+        return {}
+    size = next((size for size in ROTATION_SIZES if weight.shape[1] % size == 0), None)
+    return {"per_channel": True} | ({} if size is None else {"convrot": True, "convrot_groupsize": size})
+
+
+def _joined(parts: list[Any], layout: str, shape: tuple[int, ...]) -> Any:
+    """Rows of one matrix after each other; what is one number for all of them is taken once."""
+    first = parts[0]._params
+    fields = {field.name: [getattr(part._params, field.name) for part in parts] for field in dataclasses.fields(first)}
+    joined = {name: torch.cat(values) for name, values in fields.items() if _by_row(values[0])}
+    params = dataclasses.replace(first, orig_shape=shape, **joined)
+    return QuantizedTensor(torch.cat([part._qdata for part in parts]), layout, params)
+
+
+def _by_row(value: object) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 0
+
+
+def quantised_linear(layer: nn.Module, weight: Tensor, storage: Storage, compute: torch.dtype | None) -> nn.Module:
+    """The host's quantised linear layer with this weight, in the place of ``layer`` and with its bias.
+
+    Args:
+        compute: dtype of the product; None: that of the input.
+    """
+    algorithm = FORMATS[storage.name].algorithm
+    linear: Any = _linear_class(weight.dtype)(
+        layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta"
+    )
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if layer.bias is not None:
+        linear.bias = layer.bias
+        linear.bias_comfy_model_dtype = getattr(layer, "bias_comfy_model_dtype", layer.bias.dtype)
+    linear.weight_comfy_model_dtype = weight.dtype
+    linear.quant_format = algorithm
+    linear.layout_type = quant_ops.QUANT_ALGOS[algorithm]["comfy_tensor_layout"]
+    # Written into a saved file, so that a loader multiplies in full precision too.
+    linear._full_precision_mm_config = True
+    linear.headroom_compute = compute
+    linear.train(layer.training)
+    done: nn.Module = linear
+    return done
+
+
+def read_quantised(layer: nn.Module, state: Mapping[str, Tensor], prefix: str, compute: torch.dtype) -> Tensor:
+    """A weight as the host's own loader reads it from a file, on the storages of ``state``.
+
+    Args:
+        layer: whose sizes it has.
+        state: of a saved model; ``prefix`` + "comfy_quant" names the format.
+        compute: the dtype that it reads as.
+    """
+    reader: Any = _linear_class(compute)(layer.in_features, layer.out_features, bias=False, device="cpu")
+    entries = {key: value for key, value in state.items() if key.startswith(prefix) and not key.endswith(".bias")}
+    reader._load_from_state_dict(entries, prefix, {}, False, [], [], [])
+    weight: Tensor = reader.weight.data
+    return weight
+
+
+def exchange(network: nn.Module, name: str, module: nn.Module) -> None:
+    """Puts a module in the place of another."""
+    parent, _, leaf = name.rpartition(".")
+    setattr(network.get_submodule(parent), leaf, module)
+
+
+def set_plain(module: nn.Module, weight: Tensor) -> None:
+    """A weight in another dtype than the layer computes in, with what the host must know of it.
+
+    Dynamic VRAM sizes its place by the dtype that was noted at loading; without the new one nothing would be saved.
+    """
+    module.weight = nn.Parameter(weight, requires_grad=False)
+    module.comfy_cast_weights = True  # type: ignore[assignment]
+    module.weight_comfy_model_dtype = weight.dtype  # type: ignore[assignment]
+
+
+def stored_bytes(weight: Tensor) -> int:
+    """Of a quantised weight, scales included."""
+    quantised: Any = weight
+    return sum(part.nbytes for part in quantised.state_dict("").values())
+
+
+@cache
+def _linear_class(dtype: torch.dtype) -> type[Any]:
+    base = comfy.ops.mixed_precision_ops({}, compute_dtype=dtype, full_precision_mm=True).Linear
+
+    class CastLinear(base):  # type: ignore[misc, valid-type]
+        """The host's, but the product is always of full precision: its int8 layout would round the input too."""
+
+        headroom_compute: torch.dtype | None = None
+
+        def __getattr__(self, name: str) -> Any:
+            # The host's hooks read every entry of the state dict as an attribute, its own scales included.
+            if name.startswith(("weight_scale", "comfy_quant")):
+                return self.state_dict()[name]
+            return super().__getattr__(name)
+
+        def set_weight(self, weight: Tensor, inplace_update: bool = False, **options: Any) -> Tensor | None:
+            if inplace_update:  # only hooks ask for it; the host could not undo it for its own quantised layers either
+                raise RuntimeError(HOOKED)
+            result: Tensor | None = super().set_weight(weight, **options)
+            return result
+
+        def _forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+            if isinstance(weight, QuantizedTensor):
+                weight = weight.dequantize()
+            compute = self.headroom_compute
+            if compute is None or compute == input.dtype:
+                return nn.functional.linear(input, weight, bias)
+            bias = None if bias is None else bias.to(compute)
+            return nn.functional.linear(input.to(compute), weight.to(compute), bias).to(input.dtype)
+
+    return CastLinear

@@ -1,0 +1,220 @@
+"""Which groups of layers to leave uncast, measured on this model: one step on a small latent per group."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management
+import comfy.sample
+import comfy.samplers
+import comfy.utils
+import folder_paths
+import numpy as np
+import torch
+from comfy.model_patcher import ModelPatcher
+from comfy.patcher_extension import WrappersMP
+from torch import Tensor, nn
+
+from ...memory import Bar, draw_bars
+from ...offload import CastReport, GroupCost, Layer, fingerprint, keep_for_error, keep_for_size, output_db, ranked
+from ..attention.override import OVERRIDE
+from .cast import DIFFUSION_MODEL, CastSettings, cast_model, independent
+from .quantised import exchange
+
+SIDE = 32  # latent cells: 256 px for most models
+PART_OF_SAMPLING = 0.5
+SEED = 1
+BARS = 32
+FOLDER = "headroom"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """What the kept groups are to achieve: one of the two.
+
+    Attributes:
+        target_db: signal to noise of the model's output.
+        size_limit: share of the model's size before.
+    """
+
+    target_db: float | None = None
+    size_limit: float | None = None
+
+
+def cast_by_sensitivity(
+    model: ModelPatcher, settings: CastSettings, goal: Goal, positive: Any
+) -> tuple[ModelPatcher, CastReport, Tensor]:
+    """Like ``cast_model``, but what harms most is kept until a goal is met.
+
+    Args:
+        positive: the conditioning to measure with.
+
+    Returns:
+        The MODEL, the report, and a chart as an IMAGE (1, H, W, 3).
+
+    Raises:
+        ValueError: no conditioning, or a goal out of reach.
+    """
+    if positive is None:
+        raise ValueError("positive: sensitivity runs the model, so connect the prompt's conditioning, or turn it off")
+    everything, report = cast_model(model, replace(settings, cache_file=""))
+    if not report.cast:
+        return everything, report, _chart([], frozenset(), "nothing was cast")
+    probe = Probe(model, everything, report, positive)
+    costs = probe.costs(settings)
+    keep = _keep(costs, goal, report, probe)
+    del probe, everything  # weights that the final cast does not share
+    result, final = cast_model(model, replace(settings, keep=keep))
+    predicted = output_db(cost for cost in costs if cost.group not in keep)
+    line = f"sensitivity: {len(keep)} of {len(costs)} groups kept; predicted output {predicted:.1f} dB"
+    final.notes.append(line)
+    return result, final, _chart(costs, keep, line)
+
+
+def _keep(costs: Sequence[GroupCost], goal: Goal, report: CastReport, probe: Probe) -> frozenset[str]:
+    if goal.size_limit is not None:
+        smallest = report.bytes_after / report.bytes_before
+        if goal.size_limit < smallest:
+            raise ValueError(
+                f"sensitivity.size_limit: {goal.size_limit:g} is less than {smallest:.3f}, the size with every layer"
+                " cast; raise it, or choose a smaller storage"
+            )
+        return keep_for_size(costs, report.bytes_after, int(goal.size_limit * report.bytes_before))
+    assert goal.target_db is not None
+    keep = keep_for_error(costs, goal.target_db, probe.output_db)
+    if len(keep) == len(costs):
+        best = -10 * math.log10(min(cost.noise for cost in costs))
+        raise ValueError(
+            f"sensitivity.target_db: {goal.target_db:g} dB is out of reach; one group alone costs more (the least:"
+            f" {best:.1f} dB); lower it, or choose int8_convrot"
+        )
+    return keep
+
+
+class Probe:
+    """Runs one step of a model with chosen groups cast, on a copy of its structure.
+
+    LoRAs are left out: what is asked is what casting does.
+    """
+
+    def __init__(self, model: ModelPatcher, cast: ModelPatcher, report: CastReport, positive: Any) -> None:
+        self._model = independent(model)
+        self._model.patches = {}
+        for kind in (WrappersMP.OUTER_SAMPLE, WrappersMP.PREDICT_NOISE):  # these steps are no samplings to report
+            self._model.wrappers.pop(kind, None)
+        self._model.model_options["transformer_options"].pop(OVERRIDE, None)
+        self._network = DIFFUSION_MODEL.network(self._model.model)
+        self._cast = DIFFUSION_MODEL.network(cast.model)
+        self._groups = _by_group(done.layer for done in report.cast)
+        self._saved = {
+            group: sum(done.bytes_before - done.bytes_after for done in report.cast if done.layer.group == group)
+            for group in self._groups
+        }
+        self._positive = positive
+        self._velocity = Velocity()
+        self._model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "headroom_sensitivity", self._velocity)
+        self._reference = self._step()
+
+    def costs(self, settings: CastSettings) -> list[GroupCost]:
+        """What each group costs, measured once per set of weights and settings."""
+        path = _result_path(self._network, settings)
+        noise = _read(path, self._groups)
+        if noise is None:
+            noise = self._measure()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(noise, indent=1), encoding="utf-8")
+        return [GroupCost(group, noise[group], self._saved[group]) for group in self._groups]
+
+    def output_db(self, keep: frozenset[str]) -> float:
+        """Signal to noise of the output with all groups cast but these."""
+        return output_db([GroupCost("", self._noise(group for group in self._groups if group not in keep), 0)])
+
+    def _measure(self) -> dict[str, float]:
+        progress = comfy.utils.ProgressBar(len(self._groups))
+        noise = {}
+        for group in self._groups:
+            comfy.model_management.throw_exception_if_processing_interrupted()
+            noise[group] = self._noise([group])
+            progress.update(1)
+        return noise
+
+    def _noise(self, groups: Iterable[str]) -> float:
+        with self._exchanged(layer for group in groups for layer in self._groups[group]):
+            step = self._step()
+        return float((step - self._reference).square().sum() / self._reference.square().sum())
+
+    @contextmanager
+    def _exchanged(self, layers: Iterable[Layer]) -> Iterator[None]:
+        names = [layer.name for layer in layers]
+        originals = [self._network.get_submodule(name) for name in names]
+        for name in names:
+            exchange(self._network, name, self._cast.get_submodule(name))
+        try:
+            yield
+        finally:
+            for name, module in zip(names, originals):
+                exchange(self._network, name, module)
+
+    def _step(self) -> Tensor:
+        """What the model says of a noisy latent in the middle of sampling."""
+        form = self._model.get_model_object("latent_format")
+        shape = (1, form.latent_channels, *(1,) * (form.latent_dimensions - 2), SIDE, SIDE)
+        noise = torch.randn(shape, generator=torch.Generator().manual_seed(SEED))
+        sigma = float(self._model.get_model_object("model_sampling").percent_to_sigma(PART_OF_SAMPLING))
+        comfy.sample.sample_custom(
+            self._model, noise, 1.0, comfy.samplers.sampler_object("euler"), torch.tensor([sigma, 0.0]),
+            self._positive, self._positive, torch.zeros(shape), disable_pbar=True, seed=SEED,
+        )  # fmt: skip
+        return self._velocity.seen()
+
+
+class Velocity:
+    """Notes what a model takes away from its input: the part of its output that the weights make."""
+
+    def __init__(self) -> None:
+        self._parts: list[Tensor] = []
+
+    def __call__(self, executor: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        denoised: Tensor = executor(x, *args, **kwargs)
+        self._parts.append((x.double() - denoised.double()).flatten().cpu())
+        return denoised
+
+    def seen(self) -> Tensor:
+        """All calls since the last time, in float64."""
+        parts, self._parts = self._parts, []
+        return torch.cat(parts)
+
+
+def _by_group(layers: Iterable[Layer]) -> dict[str, list[Layer]]:
+    groups: defaultdict[str, list[Layer]] = defaultdict(list)
+    for layer in layers:
+        groups[layer.group].append(layer)
+    return dict(groups)
+
+
+def _result_path(network: nn.Module, settings: CastSettings) -> Path:
+    mark = fingerprint(network.state_dict().items(), settings.storage, settings.compute, settings.skip)
+    return Path(folder_paths.get_user_directory()) / FOLDER / f"sensitivity.{mark[:16]}.json"
+
+
+def _read(path: Path, groups: Mapping[str, object]) -> dict[str, float] | None:
+    """An earlier result; None where there is none that covers these groups."""
+    try:
+        noise: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, json.JSONDecodeError):
+        return None
+    return noise if set(noise) == set(groups) else None
+
+
+def _chart(costs: Sequence[GroupCost], keep: frozenset[str], subtitle: str) -> Tensor:
+    most = ranked(costs)[:BARS]
+    bars = [Bar(cost.group, cost.noise, f"{output_db([cost]):.1f} dB", cost.group in keep) for cost in most]
+    image = draw_bars("Error of the output with one group cast", f"{subtitle} (orange: kept)", bars)
+    return torch.from_numpy(np.asarray(image, dtype=np.float32) / 255.0)[None]

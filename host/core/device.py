@@ -1,0 +1,29 @@
+"""How much memory a device can give, and how the report names it."""
+
+from __future__ import annotations
+
+import comfy.model_management as model_management
+import torch
+
+from ...memory.accelerator import device_name
+from ...memory.prediction.card import describe_device
+
+GB = 2**30
+
+
+def memory_budget(device: torch.device, limit_gb: float = 0.0) -> int:
+    """Bytes to plan with: ``limit_gb``, or if that is 0 the device's total minus the host's reserve.
+
+    Never the momentary free memory: under dynamic VRAM that is a cache the host evicts on demand, and a plan made
+    from it would differ from run to run.
+    """
+    if limit_gb > 0:
+        return int(limit_gb * GB)
+    total = model_management.get_total_memory(device)
+    return int(total - model_management.extra_reserved_memory())
+
+
+def describe_machine(device: torch.device) -> str:
+    """One line: the device, its total memory, torch."""
+    total = int(model_management.get_total_memory(device))
+    return f"{describe_device(device_name(device), device, total)}, torch {torch.__version__}"

@@ -1,0 +1,4 @@
+"""The run log: work measured into rows as it runs, and what a row keeps so that it can be predicted later.
+
+Predicting it, and telling people of it, is done elsewhere (prediction, planning).
+"""

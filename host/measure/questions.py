@@ -1,0 +1,97 @@
+"""What a row of the run log keeps of its work, so that a report can have it predicted: shapes, and no data.
+
+The model and the VAE are held weakly: a log must not keep what the host has dropped. Answered in
+``host/prediction/rows.py``.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from comfy.model_patcher import ModelPatcher
+from torch import Tensor, nn
+
+from ...memory.prediction import fake_mode, fake_tree
+
+
+@dataclass(frozen=True)
+class AskedSampling:
+    """A step of a sampling.
+
+    Attributes:
+        model: the MODEL that the guider held.
+        latent: of the sampling, in the model's channels; without data.
+        mask: the noise mask, without data.
+        positive, negative: CONDITIONING without data; no negative: guidance was left out.
+        cfg: of the guider.
+    """
+
+    model: weakref.ref[ModelPatcher]
+    latent: Tensor
+    mask: Tensor | None
+    positive: list[Any]
+    negative: list[Any] | None
+    cfg: float
+
+
+@dataclass(frozen=True)
+class AskedCoding:
+    """An encode or a decode by a VAE's settings.
+
+    A node that makes a low-memory VAE for its own use lets it go with its work; what it was made of is the loader's.
+
+    Attributes:
+        bare: the VAE without its module and its patcher.
+        module: the first-stage model.
+        patches: the patcher's object patches.
+        devices: the patcher's load device and offload device.
+        x: what was coded, without data.
+        encodes: a picture, not a latent.
+    """
+
+    bare: Any
+    module: weakref.ref[nn.Module]
+    patches: Mapping[str, Any]
+    devices: tuple[torch.device, torch.device]
+    x: Tensor
+    encodes: bool
+
+
+Question = AskedSampling | AskedCoding
+
+
+def sampling_question(
+    guider: Any, noise: Tensor, latent: Tensor, sampler: Any, sigmas: Tensor, mask: Tensor | None = None,
+    *args: Any, latent_shapes: Any = None, **kwargs: Any,
+) -> AskedSampling | None:  # fmt: skip
+    """A sampling that begins, by the arguments of the host's outer sample; None where its step cannot be predicted:
+    conditionings of other names, or several latents in one."""
+    conds = guider.conds
+    if "positive" not in conds or set(conds) - {"positive", "negative"} or len(latent_shapes or [0]) > 1:
+        return None
+    with fake_mode():
+        faked = fake_tree({"x": latent, "mask": mask, **{name: _conditioning(one) for name, one in conds.items()}})
+    cfg = float(getattr(guider, "cfg", 1.0))
+    held = weakref.ref(guider.model_patcher)
+    return AskedSampling(held, faked["x"], faked["mask"], faked["positive"], faked.get("negative"), cfg)
+
+
+def coding_question(vae: Any, x: Tensor, encodes: bool) -> AskedCoding:
+    """An encode or decode that begins. ``x`` as the host's VAE takes it."""
+    with fake_mode():
+        faked = fake_tree(x)
+    bare, patcher = copy.copy(vae), vae.patcher
+    bare.first_stage_model = bare.patcher = None
+    devices = patcher.load_device, patcher.offload_device
+    return AskedCoding(bare, weakref.ref(vae.first_stage_model), dict(patcher.object_patches), devices, faked, encodes)
+
+
+def _conditioning(conds: list[dict[str, Any]]) -> list[Any]:
+    """From the form in which a guider holds it back to a node's."""
+    left_out = ("cross_attn", "model_conds", "uuid", "control", "gligen", "hooks")
+    return [[one.get("cross_attn"), {key: value for key, value in one.items() if key not in left_out}] for one in conds]

@@ -1,0 +1,88 @@
+"""The process's run log, and how work is measured into it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+
+import comfy.model_management
+import torch
+from torch import nn
+from torch.utils._pytree import tree_leaves
+
+from ...memory import Allocated, PeakMeter, Row, RunLog
+from ...memory.accelerator import counts_peaks
+from ...memory.prediction import LiveBytes
+from ..core.compat import executing_node
+
+LOG = RunLog()
+
+
+class Following:
+    """Measures what a stretch of work takes beyond the weights, from :meth:`begin` on, into its row.
+
+    A context manager. On a CPU every tensor is followed; elsewhere the device's allocator is asked, if it
+    keeps its peak; if not, nothing is known.
+    """
+
+    def __init__(self, row: Row, device: torch.device) -> None:
+        self._row, self._device = row, device
+        self._tracker = LiveBytes("cpu") if device.type == "cpu" else None
+        self._allocated: Allocated | None = None
+        self._stack = ExitStack()
+
+    def begin(self, weights: nn.Module, given: Iterable[object] = (), held: Iterable[object] = ()) -> None:
+        """Call it once, within the context, with the weights in their place.
+
+        Args:
+            weights: the model.
+            given: other tensors that do not count.
+            held: tensors that count from the start.
+        """
+        if self._tracker is not None:
+            self._tracker.leave_out([*weights.parameters(), *weights.buffers(), *tree_leaves(given)])
+            self._tracker.add(tree_leaves(held))
+            self._stack.enter_context(self._tracker)
+        elif counts_peaks(self._device) and self._row.meter is not None:
+            self._weights = weights
+            self._allocated = Allocated(self._device, self._row.meter.lap)
+
+    @contextmanager
+    def loading(self) -> Iterator[None]:
+        """Within it the host brings weights, and takes others away: that is not the work's."""
+        if self._allocated is None:
+            yield
+            return
+        with self._allocated.aside():
+            yield
+
+    def __enter__(self) -> Following:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+        if self._tracker is not None:
+            self._row.live = self._tracker.live_peak
+        elif self._allocated is not None:
+            self._row.live = self._allocated.peak
+            self._row.streams = any(one.device.type != self._device.type for one in self._weights.parameters())
+
+
+@contextmanager
+def measured(work: str, device: torch.device) -> Iterator[Row]:
+    """Measures a stretch of the executing node's work into the run log: seconds, peak memory, outcome."""
+    row = LOG.start(*executing_node(), work)
+    meter = row.meter = PeakMeter(device)
+    start = time.perf_counter()
+    row.outcome = "failed"
+    try:
+        with meter:
+            yield row
+        row.outcome = "done"
+    except comfy.model_management.InterruptProcessingException:
+        row.outcome = "interrupted"
+        raise
+    finally:
+        row.seconds = time.perf_counter() - start
+        row.peak, row.meter = meter.peak, None

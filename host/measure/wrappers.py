@@ -1,0 +1,80 @@
+"""Measures every sampling of a MODEL that went through a Headroom node, into the run log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from comfy.model_patcher import ModelPatcher
+from comfy.patcher_extension import WrappersMP
+from torch import nn
+
+from ...memory import Row
+from .questions import sampling_question
+from .runs import Following, measured
+
+WRAPPER_KEY = "headroom_sampling"
+ROW, FOLLOWING = "headroom_row", "headroom_following"  # our entries in the host's transformer_options
+COMPILED = "torch.compile"  # the host's key of its wrapper
+ATTACHMENTS = "headroom"  # prefix of what our nodes attach to a model
+
+
+def measure_sampling(model: ModelPatcher) -> None:
+    """Has a model's samplings measured, however many of our nodes it goes through. First of our wrappers."""
+    wrap(model, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, Measured())
+    wrap(model, WrappersMP.PREPARE_SAMPLING, WRAPPER_KEY, follow_when_loaded)
+
+
+def wrap(model: ModelPatcher, kind: str, key: str, wrapper: Callable[..., Any]) -> None:
+    """Adds a wrapper, or puts it in the place of the one with its key."""
+    wrappers = model.wrappers.setdefault(kind, {})
+    wrappers[key] = [wrapper]
+
+
+def settings_of(model: ModelPatcher) -> list[str]:
+    """One line per node that changed how a model is stored."""
+    return [
+        attachment.summary()
+        for name, attachment in model.attachments.items()
+        if name.startswith(ATTACHMENTS) and hasattr(attachment, "summary")
+    ]
+
+
+class Measured:
+    """An outer-sample wrapper."""
+
+    def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        guider = executor.class_obj
+        device = guider.model_patcher.load_device
+        with measured("sampling", device) as row, Following(row, device) as following:
+            row.lines = settings_of(guider.model_patcher)
+            row.question = sampling_question(guider, *args, **kwargs)
+            # The guider works on a clone of its options while it samples, so this ends with the run.
+            options = guider.model_options.setdefault("transformer_options", {})
+            options[ROW] = row
+            if COMPILED not in options.get("wrappers", {}).get(WrappersMP.APPLY_MODEL, {}):
+                # Within torch's modes a compiler would not compile.
+                options[FOLLOWING] = partial(_follow, following, guider.model_patcher.model, args[:2])
+            return executor(*args, **kwargs)
+
+
+def follow_when_loaded(
+    executor: Any, model: ModelPatcher, shape: Any, conds: Any, model_options: Any = None, **kwargs: Any
+) -> Any:
+    """A wrapper of the host's loading: what comes after it is the work."""
+    prepared = executor(model, shape, conds, model_options=model_options, **kwargs)
+    begin = ((model_options or {}).get("transformer_options") or {}).get(FOLLOWING)
+    if begin is not None:
+        begin(conds)
+    return prepared
+
+
+def _follow(following: Following, model: nn.Module, latents: Any, conds: Any) -> None:
+    following.begin(model, given=conds, held=latents)
+
+
+def current_row(options: dict[str, Any]) -> Row:
+    """The row of the running sampling."""
+    row: Row = options[ROW]
+    return row

@@ -1,0 +1,244 @@
+"""Makes a model and a VAE fit a card: predicts the ways to run them, chooses one, applies it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from comfy.model_patcher import ModelPatcher
+
+from ...memory import format_bytes
+from ...memory.prediction import (
+    QUALITIES,
+    CannotPredict,
+    Card,
+    Fit,
+    Loss,
+    SamplingPlan,
+    Stage,
+    VAEPlan,
+    choose,
+    fake_mode,
+)
+from ..attention.backend import apply_attention
+from ..attention.override import overrides_of
+from ..casting.cast import ATTACHMENT as CAST
+from ..casting.cast import CastSettings, cast_model
+from ..casting.quantised import why_not
+from ..core.device import GB
+from ..offload.block_offload import apply_offload
+from ..offload.budget import budget_of, usual_staging
+from ..prediction.calibrated import workspaces_for
+from ..prediction.host_answers import answering
+from ..prediction.kept import kept, step_key
+from ..prediction.stages import Question, as_sampled, coding_stage, first_part, sampling_stage, step_of
+from ..prediction.step import model_without_data
+from ..prediction.vae import Coding
+from ..sampling.guidance import guide_in_turns
+from ..vae.coding import BudgetTooSmall
+from ..vae.settings import VAESettings
+from ..vae.wrapper import LowMemoryVAE, fits_in_one_piece, is_tileable, planned_vae
+
+# What may be cast to, nearest to the original first (signal to noise of a weight: 42, 31.5 and 20 dB).
+STORAGES = (
+    ("int8_convrot", Loss.NEAR_EXACT),
+    ("float8_e4m3fn_scaled", Loss.NEAR_EXACT),
+    ("nvfp4", Loss.APPROXIMATE),
+)
+# How a VAE may work where one piece is too large, the exact way first.
+METHODS: tuple[tuple[dict[str, Any], Loss], ...] = (
+    ({"method": "exact"}, Loss.EXACT),
+    ({"method": "exact", "store": "float16"}, Loss.NEAR_EXACT),
+    ({"method": "feathered"}, Loss.APPROXIMATE),
+)
+
+
+def find_fit(question: Question, card: Card, quality: str = "exact", limit: float = 0.85) -> Fit:
+    """Considers ways to sample and decode on a card.
+
+    Args:
+        question: with its VAE.
+        quality: one of :data:`...memory.prediction.QUALITIES`.
+        limit: share of the card that may be used.
+
+    Raises:
+        ValueError: an unknown quality.
+    """
+    if quality not in QUALITIES:
+        raise ValueError(f"quality: '{quality}' is not known; choose one of {', '.join(QUALITIES)}")
+    question = as_sampled(question)
+    most, allowed = QUALITIES[quality], int(limit * card.total)
+    notes: list[str] = []
+    considered = list(_sampling_plans(question, card, allowed, most, notes))
+    vaes = list(_vae_plans(question, card, allowed, most, notes))
+    vae = next((plan for plan in vaes if plan.fits(allowed)), None)
+    sampling = choose(considered, card, allowed)
+    said = tuple(dict.fromkeys(notes))
+    return Fit(card, limit, quality, sampling, vae, tuple(considered), tuple(vaes), said)
+
+
+def apply_fit(model: ModelPatcher, vae: Any, fit: Fit) -> tuple[ModelPatcher, Any]:
+    """Clones that run as planned; ``model`` and ``vae`` are not changed.
+
+    Raises:
+        ValueError: nothing fits.
+    """
+    if fit.sampling is None or fit.vae is None:
+        raise ValueError("nothing fits: there is no plan to apply")
+    plan, chosen = fit.sampling, fit.vae
+    result = changed(model, plan.attention, plan.in_turns, plan.storage)
+    budget = plan.budget(fit.allowed)
+    if budget is not None:
+        granularity = "block" if plan.prefetches(fit.card, fit.allowed) else "auto"
+        result, _ = apply_offload(result, budget / GB, granularity)
+    return result, vae if chosen.settings is None else planned_vae(vae, chosen.settings)
+
+
+def changed(model: ModelPatcher, attention: str, in_turns: bool, storage: str = "") -> ModelPatcher:
+    """A model with a plan's attention, guidance and storage; empty: as it is."""
+    result = model
+    if storage:
+        result, _ = cast_model(result, CastSettings(storage))
+    if attention:
+        result = apply_attention(result, backend=attention)
+    return guide_in_turns(result) if in_turns else result.clone()
+
+
+# --------------------------------------------------------------------------------------------------- ways to sample
+
+
+def _sampling_plans(
+    question: Question, card: Card, allowed: int, most: Loss, notes: list[str]
+) -> Iterator[SamplingPlan]:
+    """Ways to sample, as many as it takes: one that keeps everything as it is and on the card needs no other beside
+    it, and none that loses something is considered where an exact one fits."""
+    sampling = _Sampling(question, card, notes)
+    plain = sampling.plan()
+    yield plain
+    if plain.fits(allowed) and plain.budget(allowed) is None:
+        return
+    attentions, exact = [""], [plain]
+    for backend in sampling.attentions(plain.stage):
+        other = sampling.plan(backend)
+        if other.stage.activations < plain.stage.activations:
+            attentions.append(backend)
+            exact.append(other)
+            yield other
+            break
+    ways = [(backend, turns) for turns in sampling.guidance() for backend in attentions]
+    for backend, turns in ways:
+        if turns:
+            exact.append(sampling.plan(backend, turns))
+            yield exact[-1]
+    fits = any(plan.fits(allowed) for plan in exact)
+    for storage, loss in () if fits else sampling.storages(most):
+        cast = [sampling.plan(backend, turns, storage, loss) for backend, turns in ways]
+        yield from cast
+        if any(plan.fits(allowed) for plan in cast):
+            return  # what comes after loses more
+
+
+@dataclass
+class _Sampling:
+    """Predicts ways to sample one latent."""
+
+    question: Question
+    card: Card
+    notes: list[str]
+
+    def attentions(self, plain: Stage) -> Sequence[str]:
+        """Backends that may need less than what runs: a fused kernel needs least."""
+        kernels = plain.prediction.kernels
+        if kernels and "math" not in kernels:
+            return ()
+        if overrides_of(self.question.model):
+            self.notes.append("attention stays as its own node says")
+            return ()
+        return "auto", "online"
+
+    def guidance(self) -> Sequence[bool]:
+        return (False,) if self.question.cfg == 1.0 else (False, True)
+
+    def storages(self, most: Loss) -> Iterator[tuple[str, Loss]]:
+        """What the weights may be cast to."""
+        model = self.question.model
+        if CAST in model.attachments:
+            self.notes.append("weights stay as their own node has cast them")
+            return
+        for storage, loss in STORAGES:
+            if loss <= most and (lacking := why_not(CastSettings(storage).format)) is None:
+                yield storage, loss
+            elif loss <= most:
+                self.notes.append(str(lacking))
+
+    def plan(
+        self, attention: str = "", in_turns: bool = False, storage: str = "", loss: Loss = Loss.EXACT
+    ) -> SamplingPlan:
+        """A way with its stage."""
+        asked = replace(self.question, together=not in_turns)
+        if storage:
+            key = ("cast", storage, attention, step_key(step_of(asked, self.notes), self.card))
+            stage, staging = kept(asked.model.model, key, lambda: self._cast(asked, attention, storage))
+        else:
+            stage, staging = self._predict(asked, attention)
+        fixed = budget_of(self.question.model) is not None
+        if fixed:
+            self.notes.append("the VRAM budget stays as its own node says")
+        return SamplingPlan(stage, attention, in_turns, storage, loss, staging=staging, fixed=fixed)
+
+    def _predict(self, asked: Question, attention: str) -> tuple[Stage, int | None]:
+        model = changed(asked.model, attention, in_turns=not asked.together)
+        return sampling_stage(replace(asked, model=model), self.card, self.notes), _staging(asked.model)
+
+    def _cast(self, asked: Question, attention: str, storage: str) -> tuple[Stage, int | None]:
+        """As if cast: a copy without data is."""
+        model, mode = asked.model, fake_mode()
+        bare = model_without_data(model.model, mode, model.offload_device)
+        copy = model.clone(model_override=(bare, ({}, {}, {}, set())))
+        copy.size = 0
+        with mode, answering({"free_memory": lambda *_, **__: []}):  # nothing of a copy is loaded
+            cast, _ = cast_model(copy, CastSettings(storage))
+        return self._predict(replace(asked, model=cast), attention)
+
+
+def _staging(model: ModelPatcher) -> int | None:
+    """Bytes set aside for weights that are copied ahead; None where none can be."""
+    return kept(model.model, ("staging",), lambda: usual_staging(model))
+
+
+# --------------------------------------------------------------------------------------------------- ways to decode
+
+
+def _vae_plans(question: Question, card: Card, allowed: int, most: Loss, notes: list[str]) -> Iterator[VAEPlan]:
+    """Ways to decode, up to the first that fits."""
+    vae, latent = question.vae, first_part(question.latent["samples"])
+    chosen = isinstance(vae, LowMemoryVAE) and not hasattr(vae, "headroom_plan")
+    if not is_tileable(vae) or (chosen and vae.headroom_settings != VAESettings()):
+        notes.append("the VAE stays as it is")
+        yield VAEPlan(coding_stage(Coding(vae, latent), card), None, Loss.EXACT)
+        return
+    constant = workspaces_for(card).constant(card)
+    budget = VAESettings(vram_budget_gb=max(1, allowed - constant) / GB)
+    if fits_in_one_piece(planned_vae(vae, budget), latent):
+        whole = _vae_plan(vae, budget, latent, card, Loss.EXACT, constant)
+        yield whole
+        if whole.fits(allowed):
+            return
+    for changes, loss in METHODS:
+        if loss > most:
+            return
+        plan = _vae_plan(vae, replace(budget, **changes), latent, card, loss, constant)
+        yield plan
+        if plan.fits(allowed):
+            return
+
+
+def _vae_plan(vae: Any, settings: VAESettings, latent: Any, card: Card, loss: Loss, constant: int) -> VAEPlan:
+    try:
+        return VAEPlan(coding_stage(Coding(planned_vae(vae, settings), latent), card), settings, loss)
+    except BudgetTooSmall as error:
+        least = error.least + constant  # what libraries keep is not in a VAE's budget
+        return VAEPlan(None, settings, loss, f"exact strips need {format_bytes(least)} at least")
+    except (ValueError, CannotPredict) as error:
+        return VAEPlan(None, settings, loss, str(error))

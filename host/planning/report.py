@@ -1,0 +1,121 @@
+"""The memory report of a prompt: which nodes stand before the report node, and what the run log knows of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management
+import numpy as np
+import torch
+from comfy.model_patcher import ModelPatcher
+from torch import Tensor
+
+from ...graph.prompt import Graph
+from ...memory import MemoryBar, NodeReport, Row, draw_report, measured_bar, render_report
+from ...memory.prediction import CannotPredict
+from ..attention.override import overrides_of
+from ..core.device import describe_machine
+from ..core.nodes import display_names
+from ..measure.runs import LOG
+from ..measure.wrappers import settings_of
+from ..prediction.rows import ask
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Of a prompt so far.
+
+    Attributes:
+        text: for people.
+        chart: IMAGE (1, H, W, 3), float32 from 0 to 1.
+        bar: measured peaks against the device.
+    """
+
+    text: str
+    chart: Tensor
+    bar: MemoryBar
+
+
+def memory_report(prompt: str, node: str, graph: Graph, model: ModelPatcher | None) -> MemoryReport:
+    """What the nodes of a prompt have done so far, those before ``node`` first."""
+    nodes = list(_node_reports(prompt, node, graph))
+    settings = [] if model is None else _describe_model(model)
+    device = comfy.model_management.get_torch_device()
+    machine = describe_machine(device)
+    chart = np.asarray(draw_report(nodes, machine), dtype=np.float32) / 255.0
+    bar = measured_bar(nodes, int(comfy.model_management.get_total_memory(device)))
+    return MemoryReport(render_report(nodes, machine, settings), torch.from_numpy(chart)[None], bar)
+
+
+def _node_reports(prompt: str, node: str, graph: Graph) -> Iterator[NodeReport]:
+    """Nodes before the report, each after those it depends on; then whatever else this prompt has run so far."""
+    upstream = _upstream(node, graph)
+    elsewhere = [other for other in LOG.nodes(prompt) if other not in upstream and graph.has_node(other)]
+    for before in (*upstream, *elsewhere):
+        class_type = graph.get_node(before)["class_type"]
+        signature = _signature(before, graph)
+        rows = LOG.rows(prompt, before)
+        for row in rows:
+            row.signature = signature
+            _ask(row)
+        cached = [] if rows else LOG.earlier(before, signature)
+        if class_type.startswith("Headroom") and not rows and not cached:
+            continue  # it set something up; the node that used it is measured
+        yield NodeReport(before, _display_name(class_type), rows or cached, cached=bool(cached))
+
+
+def _ask(row: Row) -> None:
+    """Has a row's work predicted; a report must not fail for it."""
+    if row.outcome != "done":
+        return
+    try:
+        ask(row)
+    except (CannotPredict, ValueError, RuntimeError):
+        log.debug("Headroom: no prediction of a measured stretch of work", exc_info=True)
+
+
+def _upstream(node: str, graph: Graph) -> list[str]:
+    """Every node that ``node`` depends on, dependencies first."""
+    ordered: dict[str, None] = {}
+    pending = [(parent, False) for parent in reversed(_parents(node, graph))]
+    while pending:
+        current, parents_done = pending.pop()
+        if current in ordered:
+            continue
+        if parents_done:
+            ordered[current] = None
+            continue
+        pending.append((current, True))
+        pending += [(parent, False) for parent in reversed(_parents(current, graph)) if parent not in ordered]
+    return list(ordered)
+
+
+def _parents(node: str, graph: Graph) -> list[str]:
+    links = [value for value in graph.get_node(node)["inputs"].values() if _is_link(value)]
+    return [str(link[0]) for link in links if graph.has_node(str(link[0]))]
+
+
+def _is_link(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int)
+
+
+def _signature(node: str, graph: Graph) -> str:
+    """Of a node and all before it: equal while the host would reuse its cached result."""
+    parts = [(n, graph.get_node(n)["class_type"], graph.get_node(n)["inputs"]) for n in (*_upstream(node, graph), node)]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _display_name(class_type: str) -> str:
+    return display_names().get(class_type, class_type)
+
+
+def _describe_model(model: ModelPatcher) -> list[str]:
+    found = [*settings_of(model), *(override.describe() for override in overrides_of(model))]
+    return [f"model: {line}" for line in found or ["no Headroom node on it"]]

@@ -1,0 +1,139 @@
+"""Loads models by the host's own loaders from the headers of their files, without a byte of their weights."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import comfy.utils
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ...memory.prediction import Card
+from .host_answers import answering, card_answers, free_memory_answer, replaced
+
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I64": torch.int64, "I32": torch.int32,
+    "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+# What is no weight: how a tensor is quantised, as JSON, and tokenizers. The host reads them to know what it has.
+DESCRIPTIONS = (".comfy_quant", "spiece_model", "tekken_model", "tokenizer_json")
+
+
+class Description(Tensor):
+    """A tensor that was read: in a fake mode, torch's own ``numpy`` would give that of one without data."""
+
+    held: Any
+
+    def numpy(self, *, force: bool = False) -> Any:
+        return self.held
+
+
+class NotAHeader(ValueError):
+    """A file whose tensors cannot be told without reading it."""
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], dict[str, str], int]:
+    """Entries, metadata and where the data begins, of a safetensors file.
+
+    Raises:
+        NotAHeader: another kind of file, or a damaged one.
+    """
+    with path.open("rb") as file:
+        start = file.read(8)
+        size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        if not 2 <= size <= 100_000_000 or path.suffix.lower() not in (".safetensors", ".sft"):
+            raise NotAHeader(f"{path.name} is no safetensors file: convert it to be able to answer without loading it")
+        try:
+            entries = json.loads(file.read(size))
+        except ValueError as error:
+            raise NotAHeader(f"{path.name}: its header is damaged; download it again") from error
+    return entries, entries.pop("__metadata__", {}), 8 + size
+
+
+def fake_state_dict(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """A file's tensors without data, and its metadata. Call it in a fake mode.
+
+    Raises:
+        NotAHeader: no safetensors file.
+    """
+    entries, metadata, begin = read_header(path)
+    return {name: _fake_entry(path, name, entry, begin) for name, entry in entries.items()}, metadata
+
+
+def _fake_entry(path: Path, name: str, entry: dict[str, Any], begin: int) -> Tensor:
+    dtype = DTYPES.get(entry["dtype"])
+    if dtype is None:
+        raise NotAHeader(f"{path.name}: {name} is {entry['dtype']}, which this version does not know")
+    if not name.endswith(DESCRIPTIONS):
+        return torch.empty(entry["shape"], dtype=dtype)
+    first, last = entry["data_offsets"]
+    with path.open("rb") as file:
+        file.seek(begin + first)
+        data = bytearray(file.read(last - first))
+    with torch._subclasses.fake_tensor.unset_fake_temporarily():
+        return _held(torch.frombuffer(data, dtype=dtype).reshape(entry["shape"]))
+
+
+@contextmanager
+def loading_headers(mode: FakeTensorMode, card: Card) -> Iterator[None]:
+    """Within it, the host's loaders make models without data, as they would on a machine with this card."""
+
+    def load_torch_file(ckpt: str, *_: Any, return_metadata: bool = False, **__: Any) -> Any:
+        tensors, metadata = fake_state_dict(Path(ckpt))
+        return (tensors, metadata) if return_metadata else tensors
+
+    answers = {
+        **card_answers(card),
+        "get_free_memory": free_memory_answer(card),
+        "load_models_gpu": lambda *_, **__: None,
+    }
+    loader = replaced(comfy.utils, "load_torch_file", load_torch_file)
+    with answering(answers), loader, _older_forms(), mode, replaced(nn.Module, "_apply", _apply_by_exchange):
+        yield
+
+
+@contextmanager
+def _older_forms() -> Iterator[None]:
+    """The host describes layers of older 8-bit files in today's way: what it writes there is to be read again."""
+    convert = getattr(comfy.utils, "convert_old_quants", None)
+    if convert is None:  # an older host
+        yield
+        return
+
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        with torch._subclasses.fake_tensor.unset_fake_temporarily():
+            tensors, *more = convert(*args, **kwargs)
+            made = {name: _held(one) for name, one in tensors.items() if _is_made(name, one)}
+        return ({**tensors, **made}, *more)
+
+    with replaced(comfy.utils, "convert_old_quants", converted):
+        yield
+
+
+def _is_made(name: str, tensor: Tensor) -> bool:
+    return name.endswith(DESCRIPTIONS) and not isinstance(tensor, (Description, torch._subclasses.FakeTensor))
+
+
+def _held(tensor: Tensor) -> Description:
+    description: Description = tensor.as_subclass(Description)
+    description.held = tensor.numpy()
+    return description
+
+
+def _apply_by_exchange(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """``Module.to`` and its like: torch's own writes into the parameters, which those without data do not allow."""
+    for part in module.modules() if recurse else (module,):
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                part._parameters[name] = nn.Parameter(function(parameter.data), requires_grad=False)
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = function(buffer)
+    return module

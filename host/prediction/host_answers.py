@@ -1,0 +1,122 @@
+"""Has the host answer its own questions about memory and devices for a card that a prediction is made for."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import wraps
+from typing import Any
+
+import comfy.ldm.lightricks.model as lightricks
+import comfy.model_management as model_management
+import torch
+from torch import Tensor
+
+from ...memory.accelerator import is_here
+from ...memory.prediction import Card, LiveBytes
+
+_ONE_AT_A_TIME = threading.RLock()
+KITCHEN = "comfy_kitchen."  # its modules keep the matrix by which int8_convrot turns weights
+LEAST_FREE = 2**20
+
+
+@contextmanager
+def answering(answers: dict[str, Callable[..., Any]]) -> Iterator[None]:
+    """Within it, functions of the host's memory management give these answers, in this thread alone.
+
+    Other threads of a running server get the true ones. What an older host does not have is left out. What the host
+    and its libraries keep for all models is made anew: it must not become a tensor without data.
+    """
+    with _ONE_AT_A_TIME, ExitStack() as stack:
+        for owner, name, function in uncached():
+            stack.enter_context(replaced(owner, name, function))
+        for name, answer in answers.items():
+            if hasattr(model_management, name):
+                stack.enter_context(replaced(model_management, name, answer))
+        yield
+
+
+def uncached() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+    """Functions that keep tensors between calls, and what does the same without."""
+    plain = getattr(getattr(lightricks, "generate_freq_grid_np", None), "__wrapped__", None)
+    if plain is not None:
+        yield lightricks, "generate_freq_grid_np", plain
+    for name, module in list(sys.modules.items()):
+        if name.startswith(KITCHEN) and hasattr(module, "_build_hadamard"):
+            yield module, "_build_hadamard", _rotation
+
+
+def _rotation(size: int, device: Any = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
+    """In the place of comfy-kitchen's, where only its shape counts."""
+    return torch.empty(size, size, dtype=dtype, device=device)
+
+
+@contextmanager
+def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """An attribute of the host's replaced for this thread; others get what was there."""
+    thread, true = threading.get_ident(), getattr(owner, name)
+
+    @wraps(true)
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        return (function if threading.get_ident() == thread else true)(*args, **kwargs)
+
+    setattr(owner, name, ask)
+    try:
+        yield
+    finally:
+        setattr(owner, name, true)
+
+
+def free_memory_answer(card: Card, tracker: LiveBytes | None = None, elsewhere: int = 0) -> Callable[..., Any]:
+    """What is free on the card by the time it is asked: the total without what is reserved and what lives.
+
+    Args:
+        elsewhere: bytes that the tracker counts, and that the host would leave off the card.
+    """
+
+    def get_free_memory(dev: Any = None, torch_free_too: bool = False) -> Any:
+        live = tracker.live - elsewhere if tracker is not None else 0
+        free = max(card.seen - card.reserved - live, LEAST_FREE)
+        return (free, free) if torch_free_too else free
+
+    return get_free_memory
+
+
+def card_answers(card: Card) -> dict[str, Callable[..., Any]]:
+    """What a host on this card says of its device, its dtypes and its attention. Nothing for this machine's own."""
+    if is_here(card.device):
+        return {}
+    capability = card.capability or (0, 0)
+    yes, no = (lambda *_, **__: True), (lambda *_, **__: False)
+    cpu = torch.device("cpu")
+    return {
+        "get_torch_device": lambda: card.device,
+        "get_total_memory": lambda dev=None, torch_total_too=False: (card.seen,) * 2 if torch_total_too else card.seen,
+        "is_nvidia": yes,
+        "cpu_mode": no,
+        "is_device_cpu": lambda device: getattr(device, "type", None) == "cpu",
+        "xformers_enabled": no,
+        "xformers_enabled_vae": no,
+        "pytorch_attention_enabled": yes,
+        "pytorch_attention_enabled_vae": yes,
+        "pytorch_attention_flash_attention": yes,
+        "should_use_fp16": lambda device=None, **_: not _is_cpu(device),
+        "should_use_bf16": lambda device=None, **_: not _is_cpu(device) and capability >= (8, 0),
+        "supports_fp8_compute": lambda device=None: capability >= (8, 9),
+        "supports_nvfp4_compute": lambda device=None: capability >= (10, 0),
+        "supports_mxfp8_compute": lambda device=None: capability >= (10, 0),
+        "supports_fp64": yes,
+        "unet_offload_device": lambda: cpu,
+        "unet_inital_load_device": lambda *_: cpu,
+        "vae_device": lambda: card.device,
+        "vae_offload_device": lambda: cpu,
+        "text_encoder_device": lambda: card.device,
+        "text_encoder_offload_device": lambda: cpu,
+        "text_encoder_initial_device": lambda *_: cpu,
+    }
+
+
+def _is_cpu(device: Any) -> bool:
+    return getattr(device, "type", None) == "cpu"

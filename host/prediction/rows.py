@@ -1,0 +1,54 @@
+"""Answers what rows of the run log ask: the prediction of the work that they measured."""
+
+from __future__ import annotations
+
+import copy
+
+from comfy.model_patcher import ModelPatcher
+
+from ...memory import Row
+from ...memory.prediction import Stage
+from ..measure.questions import AskedCoding, AskedSampling
+from .stages import Question, coding_stage, own_card, sampling_stage
+from .vae import Coding
+
+
+def ask(row: Row) -> None:
+    """Has a row's work predicted, once; it stays unpredicted where its model is gone or the answer is in doubt.
+
+    Raises:
+        CannotPredict, ValueError, RuntimeError: the prediction failed.
+    """
+    asked, row.question = row.question, None
+    if asked is None:
+        return
+    stage = None
+    if isinstance(asked, AskedSampling):
+        stage = _sampling(asked)
+    elif isinstance(asked, AskedCoding):
+        stage = _coding(asked)
+    if stage is not None and not stage.doubt:
+        row.predicted = stage.prediction
+
+
+def _sampling(asked: AskedSampling) -> Stage | None:
+    model = asked.model()
+    if model is None:
+        return None
+    latent = {"samples": asked.latent, **({} if asked.mask is None else {"noise_mask": asked.mask})}
+    alone = asked.negative is None
+    question = Question(
+        model, latent, positive=asked.positive, negative=asked.positive if alone else asked.negative,
+        cfg=1.0 if alone else asked.cfg,
+    )  # fmt: skip
+    return sampling_stage(question, own_card(model.load_device), [])
+
+
+def _coding(asked: AskedCoding) -> Stage | None:
+    module = asked.module()
+    if module is None:
+        return None
+    vae = copy.copy(asked.bare)
+    vae.first_stage_model, vae.patcher = module, ModelPatcher(module, *asked.devices)
+    vae.patcher.object_patches.update(asked.patches)
+    return coding_stage(Coding(vae, asked.x, asked.encodes, follow=True), own_card(vae.device))

@@ -1,0 +1,264 @@
+"""Whether what comes after a node fits on a card: the stages of its graph, predicted and put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import comfy.model_management as model_management
+import torch
+from comfy.model_patcher import ModelPatcher
+from torch import Tensor
+
+from ...graph.prompt import Graph
+from ...memory.accelerator import device_name
+from ...memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Prediction, Stage, named_card
+from ..core.compat import has_own_kernels
+from ..core.device import GB, memory_budget
+from ..offload.budget import budget_of, least_weights
+from ..sampling.conditioning import usual_conditioning
+from ..vae.settings import VAESettings
+from ..vae.wrapper import LowMemoryVAE, low_memory_vae
+from .calibrated import workspaces_for
+from .kept import coding_key, kept, step_key, text_key
+from .step import Step, predict_step, shape_in_model
+from .text import predict_text
+from .vae import Coding, predict_coding
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked.
+
+    Attributes:
+        model: the MODEL to sample with.
+        latent: the LATENT.
+        vae, clip: where given, decoding with one and encoding with the other are stages too.
+        positive, negative: CONDITIONING; a usual prompt's shape where missing.
+        cfg: 1: the negative is left out.
+        decode: how the latent will be decoded; None: in one piece, or as the VAE's own settings say.
+        together: guidance in one batch, even where the host would find no room for it.
+    """
+
+    model: ModelPatcher
+    latent: dict[str, Any]
+    vae: Any = None
+    clip: Any = None
+    positive: Sequence[Any] | None = None
+    negative: Sequence[Any] | None = None
+    cfg: float = 8.0
+    decode: Coding | None = None
+    together: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A forecast, and what it leaves out."""
+
+    forecast: Forecast
+    notes: tuple[str, ...] = ()
+
+
+def chosen_card(gpu: str, vram_gb: float, device: torch.device) -> Card:
+    """The card that a node's widgets mean.
+
+    Args:
+        gpu: one of :data:`...memory.prediction.GPU_CHOICES`.
+        vram_gb: its memory; 0: all of this machine's device.
+        device: of this machine.
+
+    Raises:
+        ValueError: a card by name without its memory, on a machine that is not like it.
+    """
+    reserved = int(model_management.extra_reserved_memory())
+    if gpu != THIS_MACHINE:
+        if not vram_gb and device.type == "cuda":  # the named cards are NVIDIA's
+            vram_gb = model_management.get_total_memory(device) / GB
+        return named_card(gpu, vram_gb, reserved)
+    found = int(model_management.get_total_memory(device))
+    total = int(vram_gb * GB) if vram_gb else found
+    # The compute capability says which of CUDA's kernels there are; other makers' generations are counted otherwise.
+    capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
+    plain = device.type == "cuda" and not has_own_kernels()
+    threads = torch.get_num_threads()
+    return Card(device_name(device), device, total, capability, reserved, threads, found, plain=plain)
+
+
+def own_card(device: torch.device) -> Card:
+    """A device of this machine with all its memory."""
+    return chosen_card(THIS_MACHINE, 0.0, device)
+
+
+def estimate(question: Question, card: Card, limit: float = 0.85, ram: int = 0) -> Answer:
+    """Predicts the stages of a question."""
+    notes: list[str] = []
+    question = as_sampled(question)
+    stages = [stage for stage in _stages(question, card, notes)]
+    return Answer(Forecast(card, tuple(stages), limit, ram), tuple(dict.fromkeys(notes)))
+
+
+def as_sampled(question: Question) -> Question:
+    """The question with the latent that sampler and decode get: an empty one takes the model's channels and scale."""
+    latent = question.latent
+    samples = latent["samples"]
+    if getattr(samples, "is_nested", False):
+        return question
+    shape = shape_in_model(question.model, latent)
+    if shape == samples.shape:
+        return question
+    fixed = samples.new_zeros(()).expand(shape)
+    decode = question.decode and replace(question.decode, x=fixed)
+    return replace(question, latent={**latent, "samples": fixed}, decode=decode)
+
+
+def _stages(question: Question, card: Card, notes: list[str]) -> Iterator[Stage]:
+    if question.clip is not None:
+        yield text_stage(question.clip, card)
+    yield sampling_stage(question, card, notes)
+    if question.vae is not None:
+        latent = first_part(question.latent["samples"])
+        yield coding_stage(question.decode or Coding(question.vae, latent), card)
+
+
+# ------------------------------------------------------------------------------------------------------ the stages
+
+
+def sampling_stage(question: Question, card: Card, notes: list[str]) -> Stage:
+    """A step of the sampler, with the model's budget if a node gave it one."""
+    model, step = question.model, step_of(question, notes)
+    budget = budget_of(model)
+    weights = int(model.model_size())
+    stage = Stage(
+        "sampling",
+        Prediction(0, 0),
+        weights,
+        least_of(model, 0) if card.has_own_memory else weights,  # a CPU has nothing to stream from
+        None if budget is None else budget.weights,
+    )
+    try:
+        return replace(
+            stage,
+            prediction=kept(model.model, step_key(step, card), lambda: predict_step(step, card, workspaces_for(card))),
+        )
+    except CannotPredict as error:
+        shape = [step.latent.shape[0] * 2, *step.latent.shape[1:]]
+        guess = int(model.model.memory_required(shape))
+        return replace(stage, prediction=Prediction(stage.weights, guess, live=guess), doubt=str(error))
+
+
+def step_of(question: Question, notes: list[str]) -> Step:
+    """The step that is asked about; ``notes`` get what is assumed or left out."""
+    positive = question.positive
+    if positive is None:
+        positive = usual_conditioning(question.model)
+        notes.append("positive is not connected: a prompt of usual length is assumed")
+    negative = question.negative if question.negative is not None else positive
+    if any("control" in options for _, options in positive):
+        notes.append("ControlNets are not counted")
+    latent, mask = first_part(question.latent["samples"]), question.latent.get("noise_mask")
+    return Step(question.model, latent, positive, negative, question.cfg, mask, question.together)
+
+
+def least_of(model: ModelPatcher, slots: int) -> int:
+    """:func:`.offload.budget.least_weights`, kept: it looks at every layer."""
+    return kept(model.model, ("least", slots), lambda: least_weights(model, slots))
+
+
+def text_stage(clip: Any, card: Card) -> Stage:
+    """The text encoder, with a prompt of usual length."""
+    weights = int(clip.patcher.model_size())
+    stage = Stage("text", Prediction(weights, 0), weights, least_weights(clip.patcher, 0))
+    try:
+        found = kept(
+            clip.cond_stage_model,
+            text_key(clip, card),
+            lambda: predict_text(clip, card, workspaces=workspaces_for(card)),
+        )
+        return replace(stage, prediction=found)
+    except CannotPredict as error:
+        return replace(stage, doubt=str(error))
+
+
+def coding_stage(coding: Coding, card: Card) -> Stage:
+    """A VAE's work. Its weights are loaded whole."""
+    vae = coding.vae
+    weights = int(vae.patcher.model_size())
+    stage = Stage(coding.work, Prediction(weights, 0), weights, weights)
+    try:
+        key = coding_key(coding, card)
+        found = kept(vae.first_stage_model, key, lambda: predict_coding(coding, card, workspaces_for(card)))
+        return replace(stage, prediction=found.prediction, method=found.method)
+    except CannotPredict as error:
+        estimate_of = vae.memory_used_encode if coding.encodes else vae.memory_used_decode
+        guess = int(estimate_of(coding.x.shape, vae.vae_dtype))
+        return replace(stage, prediction=Prediction(weights, guess, live=guess), doubt=str(error))
+
+
+def first_part(latent: Any) -> Tensor:
+    """The picture of a nested video-and-audio latent, or the latent."""
+    tensor: Tensor = latent.unbind()[0] if getattr(latent, "is_nested", False) else latent
+    return tensor
+
+
+# ------------------------------------------------------------------------------------- how the graph decodes
+
+
+def decode_in_graph(node: str, graph: Graph, vae: Any, latent: dict[str, Any]) -> Coding | None:
+    """How the nearest decode behind a node will do it; None where there is none, or it decodes in one piece."""
+    for found in _behind(node, graph):
+        inputs, kind = graph.get_node(found)["inputs"], graph.get_node(found)["class_type"]
+        widgets = {name: value for name, value in inputs.items() if not isinstance(value, list)}
+        x = first_part(latent["samples"])
+        if kind == "HeadroomVAEDecode":
+            return Coding(low_memory_vae(vae, VAESettings(**widgets)), x)
+        if kind == "VAEDecodeTiled" and not isinstance(vae, LowMemoryVAE):
+            return Coding(vae, x, tiles=tiled_arguments(vae, **widgets))
+        if kind == "VAEDecode":
+            return None
+    return None
+
+
+def tiled_arguments(
+    vae: Any,
+    tile_size: int,
+    overlap: int = 64,
+    temporal_size: int = 64,
+    temporal_overlap: int = 8,
+    encodes: bool = False,
+) -> dict[str, Any]:
+    """What the stock tiled nodes ask of a VAE, from their widgets in pixels and frames."""
+    if encodes:
+        tile = {"tile_x": tile_size, "tile_y": tile_size, "overlap": overlap}
+        return tile | {"tile_t": temporal_size, "overlap_t": temporal_overlap}
+    overlap = min(overlap, tile_size // 4)
+    if temporal_size < temporal_overlap * 2:
+        temporal_overlap //= 2
+    in_space, in_time = vae.spacial_compression_decode(), vae.temporal_compression_decode()
+    side = tile_size // in_space
+    arguments: dict[str, Any] = {"tile_x": side, "tile_y": side, "overlap": overlap // in_space}
+    if in_time is not None:
+        frames = max(2, temporal_size // in_time)
+        arguments |= {"tile_t": frames, "overlap_t": max(1, min(frames // 2, temporal_overlap // in_time))}
+    return arguments
+
+
+def _behind(node: str, graph: Any) -> Iterator[str]:
+    """Nodes that depend on a node, the nearest first."""
+    readers: dict[str, list[str]] = {}
+    for other in sorted(graph.all_node_ids()):
+        for value in graph.get_node(other)["inputs"].values():
+            if isinstance(value, list) and len(value) == 2:
+                readers.setdefault(str(value[0]), []).append(other)
+    seen, pending = {node}, list(readers.get(node, ()))
+    while pending:
+        current = pending.pop(0)
+        if current not in seen:
+            seen.add(current)
+            yield current
+            pending += readers.get(current, ())
+
+
+def ram_total(ram_gb: float) -> int:
+    """Bytes of the machine's memory, or those that are asked about."""
+    return int(ram_gb * GB) if ram_gb else memory_budget(torch.device("cpu"))

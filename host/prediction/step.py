@@ -1,0 +1,314 @@
+"""What one step of a sampling would take: the host's own batching of guidance, around its own module, without data."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+import comfy.model_management as model_management
+import comfy.sampler_helpers
+import comfy.samplers
+import comfy.utils
+import torch
+from comfy.ldm.modules.attention import attention_pytorch
+from comfy.model_patcher import ModelPatcher
+from comfy.patcher_extension import WrappersMP
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from ...attention import parse_blocks
+from ...memory.accelerator import is_here
+from ...memory.prediction import (
+    DOCUMENTED,
+    CannotPredict,
+    Card,
+    LiveBytes,
+    Prediction,
+    Repeats,
+    Workspaces,
+    fake_copy,
+    fake_mode,
+    fake_tensor,
+    fake_tree,
+    name_modules,
+    predict,
+)
+from ..attention.override import OVERRIDE, SIGMA, overrides_of
+from ..core.compat import latent_for
+from ..measure.wrappers import COMPILED
+from ..offload.budget import budget_of
+from .host_answers import answering, card_answers, free_memory_answer
+
+# Parts of a conditioning that bring a model of their own or depend on the noise level. All conditionings count.
+LEFT_OUT = ("control", "gligen", "hooks", "start_percent", "end_percent", "timestep_start", "timestep_end")
+# Beside the one that goes into the model: the noise and the start, both as they came and as the sampler scaled them,
+# and the last estimate.
+SAMPLER_LATENTS = 5
+# Attributes that the host gives a layer for its own streaming and patching. They hold real tensors.
+HOST_LISTS = ("weight_function", "bias_function")
+COUNTED = "headroom_counted"
+BOUNDLESS = 2**62
+MASK = "attention_mask"
+READ_WRAPPERS = (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL, WrappersMP.CALC_COND_BATCH)
+ALL = parse_blocks("all")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A sampling step to predict.
+
+    Attributes:
+        model: the MODEL.
+        latent: the LATENT's tensor.
+        positive, negative: CONDITIONING; without any, the model's text is taken from what its layers want.
+        cfg: 1 leaves the negative out, as in the host.
+        mask: of the noise, if the latent has one.
+        together: guidance is computed in one batch, even where the host would find no room for it.
+    """
+
+    model: ModelPatcher
+    latent: Tensor
+    positive: Sequence[Any] = ()
+    negative: Sequence[Any] = ()
+    cfg: float = 8.0
+    mask: Tensor | None = None
+    together: bool = False
+
+
+def predict_step(step: Step, card: Card, workspaces: Workspaces = DOCUMENTED) -> Prediction:
+    """Predicts one call of the sampler's model function; where nodes are for some steps, of the one that takes most.
+
+    Raises:
+        CannotPredict: the model looks at its data.
+    """
+    levels = noise_levels(step.model)
+    return max((_with_or_without_masks(step, card, workspaces, sigma) for sigma in levels), key=lambda one: one.peak)
+
+
+def noise_levels(model: ModelPatcher) -> list[float | None]:
+    """A noise level for every set of overrides that is at work in some step; None: all are in every one."""
+    ranges = [one.selection.sigma_range for one in overrides_of(model) if one.selection.sigma_range is not None]
+    if not ranges:
+        return [None]
+    first = float(model.get_model_object("model_sampling").percent_to_sigma(0.0))
+    ends = sorted({*(end for both in ranges for end in both), first, 0.0})
+    return [(low + high) / 2 for low, high in pairwise(ends)]
+
+
+def _with_or_without_masks(step: Step, card: Card, workspaces: Workspaces, sigma: float | None) -> Prediction:
+    try:
+        return _predicted(step, card, workspaces, sigma)
+    except CannotPredict:
+        unmasked = _without_idle_masks(step)
+        if unmasked is None:
+            raise
+        return _predicted(unmasked, card, workspaces, sigma)
+
+
+def _predicted(step: Step, card: Card, workspaces: Workspaces, sigma: float | None) -> Prediction:
+    mode = fake_mode()
+    with answering(card_answers(card)):
+        stand_in = StandIn.of(step.model, mode, card)
+        stand_in.sigma = sigma
+        shape = shape_in_model(step.model, {"samples": step.latent})
+        with mode:
+            conditions = {"positive": _conditions(step.positive), "negative": _conditions(step.negative)}
+            run = stand_in.prepared(step, shape, conditions)
+        weights = [*stand_in.model.parameters(), *stand_in.model.buffers()]
+        stand_in.streamed = _streamed(step.model, shape, card)
+        found = predict(mode, card, weights, run, workspaces, stand_in.repeats, conditions)
+    return replace(found, calls=stand_in.calls)
+
+
+@dataclass
+class StandIn:
+    """A copy of a MODEL without data.
+
+    Attributes:
+        model: the host's BaseModel, copied.
+        patcher: stands where the host looks for the model's patcher.
+        card: where it says it is.
+        streamed: bytes of weights that the host leaves off the card.
+        calls: of the model so far.
+        sigma: the noise level, where it makes a difference.
+    """
+
+    model: nn.Module
+    patcher: ModelPatcher
+    card: Card
+    streamed: int = 0
+    calls: int = 0
+    sigma: float | None = None
+    running: list[str] = field(default_factory=list)
+    repeats: Repeats = field(default_factory=Repeats)
+
+    @classmethod
+    def of(cls, model: ModelPatcher, mode: FakeTensorMode, card: Card) -> StandIn:
+        copied = model_without_data(model.model, mode, card.device)
+        for path, patch in model.object_patches.items():
+            if isinstance(patch, nn.Module):
+                comfy.utils.set_attr(copied, path, fake_copy(patch, mode, card.device))
+            elif not callable(patch):
+                comfy.utils.set_attr(copied, path, patch)
+        stand_in = cls(copied, model.clone(), card)
+        stand_in.patcher.model = copied
+        stand_in.patcher.load_device = card.device
+        copied.current_patcher = stand_in.patcher
+        name_modules(copied.diffusion_model, stand_in.running)
+        stand_in.repeats.install(copied.diffusion_model)
+        stand_in.repeats.allowed = _treats_blocks_alike(model)
+        return stand_in
+
+    def prepared(self, step: Step, shape: torch.Size, conditions: dict[str, Any]) -> Callable[[LiveBytes], Any]:
+        """The step as a function of the tracker that follows it; ``shape`` is the latent's in the model."""
+        card = self.card
+        mask = None if step.mask is None else fake_tensor(step.mask, card.device)
+
+        def run(tracker: LiveBytes) -> Any:
+            tracker.modules = self.running
+            free = self._free_memory(tracker)
+            self.patcher.get_free_memory = (lambda *_, **__: BOUNDLESS) if step.together else free
+            held = [torch.empty(shape, device=card.device) for _ in range(SAMPLER_LATENTS)]
+            x = torch.empty(shape, device=card.device)
+            with answering({"get_free_memory": free}):
+                conds = comfy.samplers.process_conds(
+                    self.model, held[0], conditions, card.device, held[1], mask, seed=0
+                )
+                _fake_what_is_left(conds)
+                sigma = torch.empty(x.shape[0], device=card.device)
+                options = self.options()
+                asked = [conds["positive"], conds["negative"]]
+                if step.cfg == 1.0 and not options.get("disable_cfg1_optimization"):
+                    asked[1] = None
+                return comfy.samplers.calc_cond_batch(self.model, asked, x, sigma, options)
+
+        return run
+
+    def _free_memory(self, tracker: LiveBytes) -> Callable[..., Any]:
+        answer = free_memory_answer(self.card, tracker, self.streamed)
+
+        def ask(*args: Any, **kwargs: Any) -> Any:
+            self.repeats.questions += 1
+            return answer(*args, **kwargs)
+
+        return ask
+
+    def _counted(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        return executor(*args, **kwargs)
+
+    def options(self) -> dict[str, Any]:
+        """The patcher's, as the sampler makes them; a compiler would read the data."""
+        options = copy.copy(self.patcher.model_options)
+        inner = options["transformer_options"] = copy.copy(options.get("transformer_options", {}))
+        wrappers = {
+            kind: {key: found for key, found in self.patcher.wrappers.get(kind, {}).items() if key != COMPILED}
+            for kind in READ_WRAPPERS
+        }
+        wrappers[WrappersMP.APPLY_MODEL] = {**wrappers[WrappersMP.APPLY_MODEL], COUNTED: [self._counted]}
+        inner["wrappers"] = {**inner.get("wrappers", {}), **wrappers}
+        if not is_here(self.card.device):
+            # This host has chosen its attention for a machine without such a card, which is an NVIDIA one.
+            inner[OVERRIDE] = _AsOnCuda(inner.get(OVERRIDE))
+        if self.sigma is not None:
+            inner[SIGMA] = self.sigma
+        inner["sample_sigmas"] = torch.empty(2, device=self.card.device)
+        return options
+
+
+def model_without_data(base: Any, mode: FakeTensorMode, device: torch.device) -> Any:
+    """A copy of the host's BaseModel without data, and without what belongs to one loaded copy."""
+    # Shared as they are: settings that are only read, and that do not let themselves be copied.
+    memo: dict[int, Any] = {id(shared): shared for shared in (base.model_config, base.latent_format)}
+    memo[id(base.current_patcher)] = None
+    for layer in base.modules():
+        memo |= {id(vars(layer)[name]): [] for name in HOST_LISTS if vars(layer).get(name)}
+        if "_v" in vars(layer):  # dynamic VRAM's page; without it a layer casts as under the legacy manager
+            memo[id(vars(layer)["_v"])] = None
+    copied = fake_copy(base, mode, device, memo)
+    for layer in copied.modules():
+        vars(layer).pop("_v", None)
+    return copied
+
+
+@dataclass(frozen=True)
+class _AsOnCuda:
+    """An attention override that hands what it is given to torch's attention, as the host does on NVIDIA cards."""
+
+    previous: Callable[..., Tensor] | None
+
+    def __call__(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        if self.previous is None:
+            return attention_pytorch(*args, **kwargs)
+        return self.previous(attention_pytorch, *args, **kwargs)
+
+
+def _streamed(model: ModelPatcher, shape: torch.Size, card: Card) -> int:
+    """Bytes of weights that the host leaves off a card: it keeps room for a batch of one conditioning."""
+    weights = int(model.model_size())
+    if not card.has_own_memory:
+        return 0
+    if model.is_dynamic():
+        return weights  # its pages count as free
+    wanted = int(model.model.memory_required(list(shape))) + card.reserved
+    room = card.seen - card.reserved - max(wanted, int(model_management.minimum_inference_memory()))
+    budget = budget_of(model)
+    room = room if budget is None else min(room, budget.weights)
+    return weights - max(0, min(weights, room))
+
+
+def shape_in_model(model: ModelPatcher, latent: Mapping[str, Any]) -> torch.Size:
+    """An empty LATENT takes the channels and the scale that the model wants, as in the host's samplers."""
+    samples = latent["samples"]
+    if isinstance(samples, FakeTensor):
+        samples = torch.zeros(()).expand(samples.shape)
+    return latent_for(model, {**latent, "samples": samples}).shape
+
+
+def _treats_blocks_alike(model: ModelPatcher) -> bool:
+    """Whether nothing on a model makes one block take another course than its equal."""
+    options = model.model_options.get("transformer_options", {})
+    chosen = (override.selection.blocks for override in overrides_of(model))
+    return not options.get("patches") and not options.get("patches_replace") and all(one == ALL for one in chosen)
+
+
+def _without_idle_masks(step: Step) -> Step | None:
+    """The step without masks of its texts that hide nothing, which some models (Lumina 2, Z-Image) look at and leave
+    out; None where there is no such mask."""
+    masks = [options[MASK] for _, options in (*step.positive, *step.negative) if MASK in options]
+    if not any(hides_nothing(mask) for mask in masks):
+        return None
+
+    def unmasked(conditioning: Sequence[Any]) -> list[Any]:
+        return [
+            [text, {key: value for key, value in options.items() if key != MASK or not hides_nothing(value)}]
+            for text, options in conditioning
+        ]
+
+    return replace(step, positive=unmasked(step.positive), negative=unmasked(step.negative))
+
+
+def hides_nothing(mask: Tensor) -> bool:
+    """A text that was encoded without data is taken to fill its mask: the host pads only what is encoded together."""
+    return isinstance(mask, FakeTensor) or bool((mask != 0).all())
+
+
+def _fake_what_is_left(conds: dict[str, list[dict[str, Any]]]) -> None:
+    """Models make some conditions of numbers by constructors that no mode sees."""
+    for conditioning in conds.values():
+        for one in conditioning:
+            for condition in one["model_conds"].values():
+                if hasattr(condition, "cond"):
+                    condition.cond = fake_tree(condition.cond)
+
+
+def _conditions(conditioning: Sequence[Any]) -> list[dict[str, Any]]:
+    """Without data, and where they are: it is the host that brings them to the card."""
+    kept = comfy.sampler_helpers.convert_cond(list(conditioning))
+    faked: list[dict[str, Any]] = fake_tree(
+        [{key: value for key, value in one.items() if key not in LEFT_OUT} for one in kept]
+    )
+    return faked

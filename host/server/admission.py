@@ -1,0 +1,116 @@
+"""Refuses a prompt that says how much memory it may take and would take more, before it is queued."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from ...memory.prediction import Verdict, advise
+from ..core.nodes import node_classes
+from ..workflow.dry_run import is_link
+from ..workflow.estimate import Terms, Workflow, WorkflowAnswer, checked_workflow
+
+KEY = "headroom_limit"
+DOES_NOT_FIT, BAD_LIMIT = "headroom_does_not_fit", "headroom_bad_limit"
+Estimate = Callable[[Workflow, Terms], Awaitable[WorkflowAnswer]]
+
+log = logging.getLogger(__name__)
+
+
+def asks_for_admission(body: bytes) -> bool:
+    """Whether a request may hold the key, found without reading it as JSON."""
+    return KEY.encode() in body
+
+
+async def refusal(body: bytes, estimate: Estimate) -> dict[str, Any] | None:
+    """Why the host should not queue a prompt, in the shape of its own errors; None where it should go on.
+
+    Args:
+        body: of a POST to /prompt.
+        estimate: predicts a workflow, away from the server's loop.
+    """
+    content = _object(body)
+    extra = content.get("extra_data")
+    if not isinstance(extra, dict) or KEY not in extra:
+        return None
+    try:
+        terms = terms_of(extra[KEY])
+    except ValueError as error:
+        return _error(BAD_LIMIT, f"extra_data.{KEY}: {error}")
+    try:
+        workflow = checked_workflow(content.get("prompt"))
+    except ValueError:
+        return None  # the host says what is wrong with it
+    return await _too_big(_what_runs(workflow, content.get("partial_execution_targets")), terms, estimate)
+
+
+def terms_of(value: Any) -> Terms:
+    """The value of the key: a share of this machine's card, or an object.
+
+    Raises:
+        ValueError: anything else.
+    """
+    if isinstance(value, dict):
+        terms = Terms.of(value)
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        terms = Terms.of({"limit": value})
+    else:
+        raise ValueError(
+            f"{value!r} is no limit; send a share of the card such as 0.85, or an object of limit, vram_gb, ram_gb, gpu"
+        )
+    terms.card()
+    return terms
+
+
+async def _too_big(workflow: Workflow, terms: Terms, estimate: Estimate) -> dict[str, Any] | None:
+    try:
+        answer = await estimate(workflow, terms)
+    except ValueError as error:
+        log.info("Headroom admits a prompt without a prediction: %s", error)
+        return None
+    except Exception:
+        # A prediction is a favour: whatever goes wrong with it, the prompt is the user's to run.
+        log.exception("Headroom admits a prompt whose prediction failed")
+        return None
+    if not answer.stages_followed or answer.guessed:
+        log.info("Headroom admits a prompt of which not all could be predicted: %s", answer.text)
+        return None
+    if answer.forecast.verdict is not Verdict.DOES_NOT_FIT:
+        return None
+    message = f"not queued, since it does not fit: {next(iter(advise(answer.forecast)))}"
+    return _error(DOES_NOT_FIT, message, answer.text, answer.numbers)
+
+
+def _error(kind: str, message: str, details: str = "", numbers: dict[str, Any] | None = None) -> dict[str, Any]:
+    error = {"type": kind, "message": message, "details": details, "extra_info": numbers or {}}
+    return {"error": error, "node_errors": {}}
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(body)
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _what_runs(workflow: Workflow, targets: Any) -> Workflow:
+    """The nodes that the host would run: its outputs, or those that are asked for, and all before them."""
+    asked = targets if isinstance(targets, list) and targets else _outputs(workflow)
+    pending = [number for number in asked if isinstance(number, str) and number in workflow]
+    reached: set[str] = set()
+    while pending:
+        number = pending.pop()
+        if number not in reached:
+            reached.add(number)
+            links = filter(is_link, workflow[number]["inputs"].values())
+            pending += [before for before, _ in links if before in workflow]
+    return {number: node for number, node in workflow.items() if number in reached}
+
+
+def _outputs(workflow: Workflow) -> Iterable[str]:
+    known = node_classes()
+    kinds = {number: known.get(node["class_type"]) for number, node in workflow.items()}
+    return [number for number, kind in kinds.items() if getattr(kind, "OUTPUT_NODE", False)]

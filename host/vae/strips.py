@@ -1,0 +1,247 @@
+"""One encode or decode of a slice of a batch by the exact engine, within the host's memory."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import comfy.model_management as model_management
+import torch
+from torch import Tensor
+
+from ...memory import Row
+from ...memory.link import link_speed
+from ...memory.report import format_bytes
+from ...vae.exact import CannotRecord, DoesNotFit, ExactRun, FollowedRun, PlannedRun, Report, Schedule, StoreOverflow
+from ...vae.exact.card import figures_of
+from ..core.compat import drop_cast_buffers, is_out_of_memory
+from .attention import attend
+
+log = logging.getLogger(__name__)
+Run = TypeVar("Run", bound=ExactRun)
+
+HALVINGS = 3  # each may cost a run that fails near its end
+
+
+class NotExact(Exception):
+    """The exact method cannot be had; the message says why."""
+
+
+class NoRoom(Exception):
+    """Memory ran out with the schedule that needs least.
+
+    Attributes:
+        least: bytes that it needs, weights not counted; infinite where memory ran out before anything was planned.
+    """
+
+    def __init__(self, least: float) -> None:
+        super().__init__("out of memory with the lowest strips")
+        self.least = least
+
+
+@dataclass
+class ExactPass:
+    """What all slices of a batch share.
+
+    Attributes:
+        vae: the host's VAE.
+        budget: bytes for the work on its device, weights not counted.
+        store: dtype of stored maps, None = their own.
+        rows: rows of the output in a strip, 0 = by the budget.
+        row: of the run log.
+        load: has the host bring the weights, and free this many bytes beside them.
+        plans: what was planned for a shape, so that an equal slice need not be planned again.
+        report: of the last slice that ran.
+        planned: peak of the last schedule, whether or not memory sufficed.
+    """
+
+    vae: Any
+    budget: float
+    store: torch.dtype | None
+    rows: int
+    row: Row
+    load: Callable[[float], None]
+    plans: dict[Any, Any] = field(default_factory=dict)
+    report: Report | None = None
+    planned: float = float("inf")
+
+    def run(self, call: Callable[[ExactRun], Tensor], on_strip: Callable[[float, Tensor | None], None]) -> Tensor:
+        """Runs a slice, with less memory if it runs out.
+
+        Args:
+            call: runs the module by the given run.
+            on_strip: see :class:`ExactRun`.
+
+        Raises:
+            NotExact: strips cannot follow this module.
+            DoesNotFit: the budget is too small, known before any work.
+            NoRoom: memory ran out on the last rung.
+        """
+        rungs = _Rungs(self.budget)
+        while True:
+            run: ExactRun = self._prepared(rungs.budget, on_strip)
+            try:
+                out = call(run)
+                break
+            except StoreOverflow as error:
+                self.store = None
+                self._notice(f"{error}: stored in full precision instead")
+                continue
+            except DoesNotFit as error:
+                if not rungs.failures:
+                    raise
+                least = error.least
+            except CannotRecord as error:
+                raise NotExact(str(error)) from error
+            except Exception as error:  # anything but a failure to allocate goes on
+                if not is_out_of_memory(error):
+                    raise
+                least = None
+            # Outside the handlers: the exception held every tensor of the failed run.
+            run.close()
+            del run
+            give_back()
+            if least is not None:
+                rungs.rise_to(least)
+            else:
+                self._climb_down(rungs)
+        self.report = run.report
+        return out
+
+    def _climb_down(self, rungs: _Rungs) -> None:
+        """After a failure to allocate. Raises :class:`NoRoom` where no rung is left."""
+        if rungs.failures == 0 and free_others(self.vae.patcher):
+            rungs.failures = 1
+            self._notice("out of memory: tried again without the other models on the device")
+            return
+        self.rows = 0  # the height that was asked for gives way
+        if not rungs.lower(self.planned):
+            raise NoRoom(self.planned)
+        self._notice("out of memory: tried again with lower strips")
+
+    def plan(self, call: Callable[[ExactRun], Tensor]) -> int:
+        """Bytes of a slice at its peak, as planned: for a VAE without data, nothing is computed.
+
+        Raises:
+            NotExact, DoesNotFit: as for :meth:`run`.
+        """
+        return self._without_data(call, PlannedRun).report.peak
+
+    def follow(self, call: Callable[[ExactRun], Tensor]) -> int | None:
+        """Goes through the passes that take most, for a tracker to see.
+
+        Returns:
+            The highest planned peak of the passes that were left out: a tracker that saw as much saw the highest. None
+            where there are too many.
+        """
+        return self._without_data(call, FollowedRun).left
+
+    def _without_data(self, call: Callable[[ExactRun], Tensor], kind: type[Run]) -> Run:
+        run: Run = self._prepared(self.budget, lambda done, out: None, kind)
+        try:
+            call(run)
+        except CannotRecord as error:
+            raise NotExact(str(error)) from error
+        finally:
+            run.close()
+        return run
+
+    def _prepared(
+        self,
+        budget: float,
+        on_strip: Callable[[float, Tensor | None], None],
+        kind: type[Run] = ExactRun,  # type: ignore[assignment]
+    ) -> Run:
+        return kind(
+            budget,
+            store=self.store,
+            rows=self.rows,
+            out_device=self.vae.output_device,
+            out_dtype=torch.float32,
+            on_strip=on_strip,
+            on_plan=self._ask_host,
+            attend=attend,
+            owned=list(self.vae.first_stage_model.parameters()),
+            plans=self.plans,
+            figures=figures_of(self.vae.device, link_speed(self.vae.device)),
+        )
+
+    def _ask_host(self, schedule: Schedule) -> None:
+        """The host frees what the strips need; the weights are there already."""
+        self.planned = schedule.peak
+        self.load(schedule.peak)
+
+    def _notice(self, text: str) -> None:
+        self.row.notices.append(text)
+        log.warning("Headroom: %s", text)
+
+    def describe(self) -> Iterator[str]:
+        """What ran, for the report."""
+        report = self.report
+        if report is None or not report.schedules:
+            return
+        schedule = max(report.schedules, key=lambda one: one.peak)
+        passes = sum(len(one.passes) for one in report.schedules)
+        near = self.store is not None
+        kind = "near-exact, float16 store" if near else "exact"
+        yield f"{kind}: {report.strips} strips in {passes} passes, planned peak {format_bytes(report.peak)}"
+        if schedule.choice.recomputed:
+            yield f"{len(schedule.choice.recomputed)} maps computed again instead of stored"
+        if report.host_peak:
+            yield f"stored maps in host memory, {format_bytes(report.host_peak)}"
+        if report.materialised:
+            named = ", ".join(f"{name} x{count}" for name, count in sorted(Counter(report.materialised).items()))
+            yield f"whole maps, beyond the plan, for: {named}"
+
+
+@dataclass
+class _Rungs:
+    """Budgets, one after the other, while memory runs out: halves, then the least that a schedule can do with. What
+    the planner gives up to keep to one, it gives up in its own order: the height of strips, stored maps, and last the
+    device as the place of stored maps.
+
+    Attributes:
+        budget: bytes to plan with.
+        failures: to allocate, so far.
+        at_least: whether the budget is the least already.
+    """
+
+    budget: float
+    failures: int = 0
+    at_least: bool = False
+
+    def lower(self, planned: float) -> bool:
+        """Halves what did not suffice; False where there is nothing below it."""
+        self.failures += 1
+        if self.at_least or not self.budget:  # nothing was computed with none: it ran out before anything was planned
+            return False
+        # What is found below the least rises to it before anything is computed.
+        self.budget = min(self.budget, planned) / 2 if self.failures <= HALVINGS else 0.0
+        return True
+
+    def rise_to(self, least: float) -> None:
+        """The budget is below what any schedule needs."""
+        self.budget, self.at_least = least, True
+
+
+def free_others(patcher: Any) -> bool:
+    """Has the host take every other model off a device, and what it keeps for streaming. Whether there was any."""
+    device, loaded = patcher.load_device, model_management.current_loaded_models
+    own = [entry for entry in loaded if entry.model is not None and entry.model.model is patcher.model]
+    others = [entry for entry in loaded if entry.device == device and not any(entry is one for one in own)]
+    dropped = drop_cast_buffers()
+    if device.type == "cpu" or not (others or dropped):
+        return False
+    model_management.free_memory(1e30, device, own)
+    give_back()
+    return True
+
+
+def give_back() -> None:
+    """After a failure: what only its own circles hold goes at once, and not when Python next looks for them."""
+    gc.collect()
+    model_management.soft_empty_cache()

@@ -1,0 +1,200 @@
+"""What a workflow takes, as numbers and as text: for the command line, the server's routes and its admission."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management as model_management
+import torch
+
+from ...graph.to_api import is_ui, to_api
+from ...memory.prediction import GPU_CHOICES, THIS_MACHINE, Card, Forecast, forecast_numbers, render_forecast
+from ..core.nodes import display_names, node_classes
+from ..prediction.isolation import beside_the_prompt
+from ..prediction.stages import chosen_card, ram_total
+from .dry_run import DryRun, Workflow
+
+# Inputs of our nodes that write to the disk, and what they are where they change nothing of what is predicted.
+LEFT_OUT: dict[str, Callable[[Any], bool]] = {
+    "cache_file": lambda value: True,
+    "sensitivity": lambda value: value == "off",
+}
+MOST_GB = 2**20
+INCOMPLETE = "INCOMPLETE: some of what takes memory was not followed; it may need more"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a workflow is measured against.
+
+    Attributes:
+        limit: share of the card's memory that may be used.
+        vram_gb: of the card, in GB of 2^30 bytes; 0: all of this machine's.
+        ram_gb: of the machine; 0: this machine's.
+        gpu: one of :data:`...memory.prediction.GPU_CHOICES`.
+    """
+
+    limit: float = 0.85
+    vram_gb: float = 0.0
+    ram_gb: float = 0.0
+    gpu: str = THIS_MACHINE
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Terms:
+        """From a request; what is not given keeps its default.
+
+        Raises:
+            ValueError: a value that makes no sense, named with what to send instead.
+        """
+        unknown = sorted(set(values) - set(cls.__dataclass_fields__))
+        if unknown:
+            raise ValueError(f"'{unknown[0]}' is not known; choose from {', '.join(cls.__dataclass_fields__)}")
+        for name, value in values.items():
+            _CHECKS[name](name, value)
+        return cls(**values)
+
+    def card(self) -> Card:
+        """The card that is meant.
+
+        Raises:
+            ValueError: a card by name without its memory, on a machine that is not like it.
+        """
+        return chosen_card(self.gpu, self.vram_gb, model_management.get_torch_device())
+
+
+def _check_share(name: str, value: Any) -> None:
+    if not _is_number(value) or not 0 < value <= 1:
+        raise ValueError(f"{name}: {value!r} is no share of the card's memory; send a number above 0, 1 at most")
+
+
+def _check_size(name: str, value: Any) -> None:
+    if not _is_number(value) or not 0 <= value <= MOST_GB:
+        raise ValueError(f"{name}: {value!r} is no size; send GB as a number, 0 for this machine's own")
+
+
+def _check_gpu(name: str, value: Any) -> None:
+    if value not in GPU_CHOICES:
+        raise ValueError(f"{name}: {value!r} is not known; choose one of {', '.join(GPU_CHOICES)}")
+
+
+_CHECKS = {"limit": _check_share, "vram_gb": _check_size, "ram_gb": _check_size, "gpu": _check_gpu}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def checked_workflow(content: Any) -> Workflow:
+    """A workflow in the API format, its nodes by their ids; one in the browser's format is converted.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(content, dict) or not content:
+        raise ValueError("prompt: send a workflow in the API format (menu: Export (API)), an object of nodes")
+    if is_ui(content):
+        return as_queued(content)
+    for number, node in content.items():
+        if not (
+            isinstance(node, dict) and isinstance(node.get("class_type"), str) and isinstance(node.get("inputs"), dict)
+        ):
+            raise ValueError(f"prompt: node {number} needs class_type and inputs, as Export (API) writes them")
+    return content
+
+
+def as_queued(workflow: dict[str, Any], ours: Mapping[str, Any] | None = None) -> Workflow:
+    """A workflow in the browser's format in the API format, by this host's nodes.
+
+    Args:
+        ours: this pack's nodes by their ids, where the host has not loaded them.
+
+    Raises:
+        ValueError: it is not in this format, uses group nodes, or goes in a circle.
+    """
+    return to_api(workflow, {**node_classes(), **(ours or {})}, display_names())
+
+
+@dataclass(frozen=True)
+class WorkflowAnswer:
+    """A workflow's forecast, and what it leaves out.
+
+    Attributes:
+        forecast: of the stages that were followed.
+        notes: what it leaves out, for people.
+        unknown: one line per node that was not followed.
+        complete: whether all that may take memory was followed.
+        stages_followed: whether every text, sampling, encode and decode was: other nodes can only add to it.
+    """
+
+    forecast: Forecast
+    notes: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    complete: bool = True
+    stages_followed: bool = True
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        return forecast_numbers(self.forecast, self.unknown, self.complete)
+
+    @property
+    def text(self) -> str:
+        return render_forecast(self.forecast, self.notes)
+
+    @property
+    def guessed(self) -> bool:
+        """Whether the host's own estimate stands for a stage that could not be predicted."""
+        return any(stage.doubt for stage in self.forecast.stages)
+
+
+def estimate_workflow(
+    workflow: Workflow, card: Card, limit: float, ram: int = 0, ours: Mapping[str, Any] | None = None
+) -> WorkflowAnswer:
+    """Goes through a workflow without data. Reads headers of models and pictures, and writes nothing.
+
+    Args:
+        workflow: in the API format.
+        card: where it would run.
+        limit: share of the card's memory that may be used.
+        ram: bytes of the machine's memory; 0: not asked.
+        ours: this pack's nodes by their ids, where the host has not loaded them.
+
+    Raises:
+        ValueError: there is nothing in it to predict.
+    """
+    run = DryRun(_without_writing(workflow), card, ours=ours or {}).run()
+    unknown = tuple(f"node {number}: {why}" for number, why in run.unknown.items())
+    if not run.stages:
+        reasons = "; ".join(unknown) or "no sampler, no VAE, no text"
+        raise ValueError(f"nothing to predict in this workflow: {reasons}")
+    notes = tuple(dict.fromkeys([*run.notes, *(f"not followed: {line}" for line in unknown)]))
+    if not run.complete:
+        notes = (INCOMPLETE, *notes)
+    return WorkflowAnswer(run.forecast(limit, ram), notes, unknown, run.complete, run.stages_followed)
+
+
+def estimate_beside(workflow: Workflow, terms: Terms) -> WorkflowAnswer:
+    """As :func:`estimate_workflow`, in a thread of a server that may run a prompt at the same time.
+
+    Raises:
+        ValueError: there is nothing in it to predict, or the card is not known.
+    """
+    card, ram = terms.card(), ram_total(terms.ram_gb)
+    with torch.inference_mode(), beside_the_prompt():
+        return estimate_workflow(workflow, card, terms.limit, ram)
+
+
+def _without_writing(workflow: Workflow) -> Workflow:
+    """The same, its nodes of this pack without the inputs that are left out."""
+
+    def stays(name: str, value: Any) -> bool:
+        return name not in LEFT_OUT or not LEFT_OUT[name](value)
+
+    return {
+        number: {**node, "inputs": {name: value for name, value in node["inputs"].items() if stays(name, value)}}
+        if node["class_type"].startswith("Headroom")
+        else node
+        for number, node in workflow.items()
+    }
