@@ -35,7 +35,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt  # noqa: E402
 
-from headroom.memory.chart import BACKGROUND, FAINT, INK  # noqa: E402
+from headroom.memory.render.chart import BACKGROUND, FAINT, INK  # noqa: E402
 from headroom.offload import STORAGES, cast_plain, sqnr_db  # noqa: E402
 from headroom.vae.exact.heap import give_back_free_pages  # noqa: E402
 

@@ -17,8 +17,8 @@ from _sections import Report, Section
 
 load_package()
 
-from headroom.memory import format_bytes  # noqa: E402
 from headroom.memory.prediction import Fit, named_card  # noqa: E402
+from headroom.memory.units import format_bytes  # noqa: E402
 
 GPU, LIMIT = "sm86", 0.85
 TITLES = {"settings": "What it chooses", "time": "Time to choose"}
@@ -50,7 +50,7 @@ def settings_section(cards: tuple[int, ...], folder: Path) -> Section:
 def settings(fit: Fit, guided: bool) -> list[str]:
     """A fit as cells."""
     if fit.sampling is None or fit.vae is None or fit.vae.stage is None:
-        from headroom.memory.prediction import why_nothing_fits
+        from headroom.memory.render import why_nothing_fits
 
         return [why_nothing_fits(fit), *[""] * 6]
     plan, stage = fit.sampling, fit.sampling.settled(fit.allowed)

@@ -45,7 +45,7 @@ from headroom.attention.local import (  # noqa: E402
     Window,
 )
 from headroom.attention.local.dense import dense as exact_attention  # noqa: E402
-from headroom.memory.chart import BACKGROUND, FAINT, INK  # noqa: E402
+from headroom.memory.render.chart import BACKGROUND, FAINT, INK  # noqa: E402
 
 MIB = 2**20
 DENSE, AUTO = "dense", "exact by `auto`"

@@ -21,7 +21,7 @@ matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt  # noqa: E402
 
-from headroom.memory.chart import BACKGROUND, FAINT, INK  # noqa: E402
+from headroom.memory.render.chart import BACKGROUND, FAINT, INK  # noqa: E402
 from headroom.offload.schedule import Plan, least_budget, plain_step, spread_residents  # noqa: E402
 from headroom.offload.virtual_clock import LayerCost, efficiency, simulate, total_seconds  # noqa: E402
 

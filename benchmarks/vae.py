@@ -36,7 +36,7 @@ from torch import Tensor
 load_package()
 
 from headroom.memory import PeakMeter  # noqa: E402
-from headroom.memory.chart import BACKGROUND, FAINT, INK  # noqa: E402
+from headroom.memory.render.chart import BACKGROUND, FAINT, INK  # noqa: E402
 from headroom.tools import checkpoints  # noqa: E402
 from headroom.vae.exact.engine import DoesNotFit, ExactRun  # noqa: E402
 from headroom.vae.exact.heap import give_back_free_pages  # noqa: E402

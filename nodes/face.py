@@ -7,7 +7,7 @@ from typing import Any
 
 from comfy_api.latest import ui
 
-from ..memory import MemoryBar
+from ..memory.render import MemoryBar
 
 
 def face(text: str, bar: MemoryBar) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from comfy_api.latest import io
 from ..host.core.compat import shown_when_reused
 from ..host.planning.fit import apply_fit, find_fit
 from ..host.prediction.stages import Question, chosen_card
-from ..memory.prediction import GPU_CHOICES, QUALITIES, draw_forecast, forecast_bar, render_fit, why_nothing_fits
+from ..memory.prediction import GPU_CHOICES, QUALITIES
+from ..memory.render import draw_forecast, forecast_bar, render_fit, why_nothing_fits
 from .card import cfg_input, gpu_input, limit_input, vram_input
 from .face import face
 

@@ -22,7 +22,7 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 from torch import Tensor, nn
 
-from ...memory import Bar, draw_bars
+from ...memory.render import Bar, draw_bars
 from ...offload import CastReport, GroupCost, Layer, fingerprint, keep_for_error, keep_for_size, output_db, ranked
 from ..attention.override import OVERRIDE
 from .cast import DIFFUSION_MODEL, CastSettings, cast_model, independent

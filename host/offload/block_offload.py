@@ -13,8 +13,9 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 from torch import Tensor, nn
 
-from ...memory import Row, file_backed_bytes, format_bytes
+from ...memory import Row, file_backed_bytes
 from ...memory.link import link_speed
+from ...memory.units import format_bytes
 from ...offload.prefetch import LayerPrefetch, Learned, Traffic
 from ..core.compat import replays_steps
 from ..core.device import GB

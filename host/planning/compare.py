@@ -29,9 +29,9 @@ from torch.utils._pytree import tree_leaves
 from ...attention import BACKENDS, AttentionCall
 from ...memory import PeakMeter, Row
 from ...memory.accelerator import counts_peaks, synchronise
-from ...memory.comparison import Comparison, Measured, Outcome, render_comparison
-from ...memory.comparison_chart import draw_comparison
 from ...memory.prediction import DOCUMENTED, THIS_MACHINE, LiveBytes
+from ...memory.render.comparison import Comparison, Measured, Outcome, render_comparison
+from ...memory.render.comparison_chart import draw_comparison
 from ...offload import STORAGES
 from ..attention.backend import BACKEND_CHOICES, apply_attention
 from ..casting.cast import CastSettings, cast_model

@@ -8,7 +8,6 @@ from typing import Any
 
 from comfy.model_patcher import ModelPatcher
 
-from ...memory import format_bytes
 from ...memory.prediction import (
     QUALITIES,
     CannotPredict,
@@ -21,6 +20,7 @@ from ...memory.prediction import (
     choose,
     fake_mode,
 )
+from ...memory.units import format_bytes
 from ..attention.backend import apply_attention
 from ..attention.override import overrides_of
 from ..casting.cast import ATTACHMENT as CAST

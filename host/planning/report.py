@@ -16,8 +16,9 @@ from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
 from ...graph.prompt import Graph
-from ...memory import MemoryBar, NodeReport, Row, draw_report, measured_bar, render_report
+from ...memory import Row
 from ...memory.prediction import CannotPredict
+from ...memory.render import MemoryBar, NodeReport, draw_report, measured_bar, render_report
 from ..attention.override import overrides_of
 from ..core.device import describe_machine
 from ..core.nodes import display_names

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
-from ...memory.prediction import Verdict, advise
+from ...memory.prediction import Verdict
+from ...memory.render import advise
 from ..core.nodes import node_classes
 from ..workflow.dry_run import is_link
 from ..workflow.estimate import Terms, Workflow, WorkflowAnswer, checked_workflow

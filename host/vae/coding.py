@@ -18,7 +18,7 @@ from torch import Tensor
 from ...memory import Row
 from ...memory.accelerator import has_own_memory
 from ...memory.blocks import uncut_bytes
-from ...memory.report import format_bytes
+from ...memory.units import format_bytes
 from ...vae import Direction, TilePlan, TileRequest, feathered, pixels_per_cell, plan_tiles
 from ...vae.exact import DoesNotFit, ExactRun
 from ..core.compat import device_context, is_out_of_memory, show_on_node

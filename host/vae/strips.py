@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...memory import Row
 from ...memory.link import link_speed
-from ...memory.report import format_bytes
+from ...memory.units import format_bytes
 from ...vae.exact import CannotRecord, DoesNotFit, ExactRun, FollowedRun, PlannedRun, Report, Schedule, StoreOverflow
 from ...vae.exact.card import figures_of
 from ..core.compat import drop_cast_buffers, is_out_of_memory

@@ -16,17 +16,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...graph.to_api import DYNAMIC
-from ...memory.prediction import (
-    THIS_MACHINE,
-    CannotPredict,
-    Card,
-    Forecast,
-    Stage,
-    fake_mode,
-    fake_tree,
-    named_card,
-    why_nothing_fits,
-)
+from ...memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Stage, fake_mode, fake_tree, named_card
+from ...memory.render import why_nothing_fits
 from ..core.device import GB
 from ..core.nodes import node_classes
 from ..offload.budget import least_weights

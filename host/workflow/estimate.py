@@ -11,7 +11,8 @@ import comfy.model_management as model_management
 import torch
 
 from ...graph.to_api import is_ui, to_api
-from ...memory.prediction import GPU_CHOICES, THIS_MACHINE, Card, Forecast, forecast_numbers, render_forecast
+from ...memory.prediction import GPU_CHOICES, THIS_MACHINE, Card, Forecast, forecast_numbers
+from ...memory.render import render_forecast
 from ..core.nodes import display_names, node_classes
 from ..prediction.isolation import beside_the_prompt
 from ..prediction.stages import chosen_card, ram_total

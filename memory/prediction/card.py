@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from ..accelerator import has_own_memory
-from ..report import format_gb
+from ..units import format_gb
 
 GB = 2**30
 THIS_MACHINE = "this machine"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headroom.memory import format_bytes
+from headroom.memory.units import format_bytes
 from headroom.tools.client import Client, Workflow
 
 from .graphs import node, our_nodes

@@ -11,7 +11,7 @@ from comfy.model_management import InterruptProcessingException
 
 from headroom.host.measure.runs import LOG
 from headroom.host.offload.budget import budget_of, least_weights
-from headroom.memory import format_bytes
+from headroom.memory.units import format_bytes
 
 from .conftest import Card
 from .streaming import Case, forgotten, model_of, ours, ran, ran_by_the_host, sampled, set_card, staging_of

@@ -27,7 +27,7 @@ from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory import Row
 from headroom.memory.prediction.calibration import Key, calibrate, load, save
-from headroom.memory.prediction.fit_text import why_nothing_fits
+from headroom.memory.render.fit_text import why_nothing_fits
 
 from ..host.autoencoders import AUTOENCODERS
 from ..host.families import FAMILIES, VAES, load_vae, psnr, sample

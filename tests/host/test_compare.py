@@ -33,7 +33,7 @@ from headroom.host.planning.compare import (
     slice_rows,
     strategies,
 )
-from headroom.memory.comparison import Comparison, Outcome
+from headroom.memory.render.comparison import Comparison, Outcome
 from headroom.nodes.compare import HeadroomCompare
 
 from .drawn import drawn

@@ -26,7 +26,8 @@ from headroom.host.sampling.guidance import guide_in_turns
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import LowMemoryVAE, low_memory_vae, planned_vae
 from headroom.host.workflow.dry_run import DryRun
-from headroom.memory.prediction import THIS_MACHINE, Card, Fit, Loss, Verdict, named_card, why_nothing_fits
+from headroom.memory.prediction import THIS_MACHINE, Card, Fit, Loss, Verdict, named_card
+from headroom.memory.render import why_nothing_fits
 from headroom.nodes.fit import HeadroomFit
 from headroom.nodes.report import HeadroomReport
 

@@ -36,8 +36,8 @@ from headroom.memory.prediction import (
     Verdict,
     fake_mode,
     named_card,
-    render_forecast,
 )
+from headroom.memory.render import render_forecast
 from headroom.nodes.estimate import HeadroomEstimate
 
 from . import full_size

@@ -19,7 +19,7 @@ from headroom.memory.accelerator import (
     seconds_of,
 )
 from headroom.memory.prediction.card import Card, named_card
-from headroom.memory.report import format_gb
+from headroom.memory.units import format_gb
 
 GB = 2**30
 CPU, MPS, XPU = map(torch.device, ("cpu", "mps", "xpu"))

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import ImageColor
 
-from headroom.memory.chart import MEMORY_GROWTH, TIME
-from headroom.memory.comparison import Comparison, Measured, Outcome, render_comparison, size_text
-from headroom.memory.comparison_chart import ROW, draw_comparison
+from headroom.memory.render.chart import MEMORY_GROWTH, TIME
+from headroom.memory.render.comparison import Comparison, Measured, Outcome, render_comparison, size_text
+from headroom.memory.render.comparison_chart import ROW, draw_comparison
 
 MB = 2**20
 REFERENCE = Outcome("as it is", Measured(40 * MB, 0.5, 100 * MB, 0.0))

@@ -6,8 +6,9 @@ import json
 
 import pytest
 
-from headroom.memory import MemoryBar, NodeReport, Peak, Row, measured_bar
-from headroom.memory.prediction import Forecast, Prediction, Stage, forecast_bar, named_card
+from headroom.memory import Peak, Row
+from headroom.memory.prediction import Forecast, Prediction, Stage, named_card
+from headroom.memory.render import MemoryBar, NodeReport, forecast_bar, measured_bar
 
 GB = 2**30
 CARD = named_card("sm86", 8.0)

@@ -6,18 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from headroom.memory.prediction import (
-    Fit,
-    Loss,
-    Prediction,
-    SamplingPlan,
-    Stage,
-    VAEPlan,
-    choose,
-    named_card,
-    render_fit,
-    why_nothing_fits,
-)
+from headroom.memory.prediction import Fit, Loss, Prediction, SamplingPlan, Stage, VAEPlan, choose, named_card
+from headroom.memory.render import render_fit, why_nothing_fits
 
 GB = 2**30
 CARD = named_card("sm86", 8.0)

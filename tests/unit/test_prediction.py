@@ -19,15 +19,14 @@ from headroom.memory.prediction import (
     Stage,
     Verdict,
     Workspaces,
-    draw_forecast,
     fake_copy,
     fake_mode,
     fake_tensor,
     named_card,
     predict,
-    render_forecast,
 )
 from headroom.memory.prediction.fused_attention import kernel_refusal
+from headroom.memory.render import draw_forecast, render_forecast
 
 MiB = 2**20
 CPU = Card("cpu", torch.device("cpu"), 2**36)

@@ -6,9 +6,10 @@ import threading
 import numpy as np
 import torch
 
-from headroom.memory import AttentionCounts, NodeReport, Peak, PeakMeter, Row, RunLog, draw_report, render_report
+from headroom.memory import AttentionCounts, Peak, PeakMeter, Row, RunLog
 from headroom.memory.peak import allocator_history
 from headroom.memory.prediction import Prediction
+from headroom.memory.render import NodeReport, draw_report, render_report
 from headroom.memory.runlog import MOST_NODES, MOST_ROWS_PER_NODE
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..report import format_bytes
-from .plans import QUALITIES, Fit, Loss, SamplingPlan, nearest
+from ..prediction.plans import QUALITIES, Fit, Loss, SamplingPlan, nearest
+from ..units import format_bytes
 
 WORDS = {Loss.EXACT: "exact", Loss.NEAR_EXACT: "near-exact", Loss.APPROXIMATE: "approximate"}
 

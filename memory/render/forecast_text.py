@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..report import format_bytes
-from .forecast import Forecast, Stage, Verdict
+from ..prediction.forecast import Forecast, Stage, Verdict
+from ..units import format_bytes
 
 SENTENCES = {
     Verdict.RESIDENT: "fits, with all weights on the card",

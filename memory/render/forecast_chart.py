@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from PIL import Image, ImageDraw, ImageFont
 
-from ..chart import BACKGROUND, FAINT, INK, LABEL_SIZE, MARGIN, MEMORY_BEFORE, MEMORY_GROWTH, TITLE_SIZE, WIDTH
-from ..report import format_bytes
-from .forecast import Forecast, Stage
+from ..prediction.forecast import Forecast, Stage
+from ..units import format_bytes
+from .chart import BACKGROUND, FAINT, INK, LABEL_SIZE, MARGIN, MEMORY_BEFORE, MEMORY_GROWTH, TITLE_SIZE, WIDTH
 
 HEIGHT = 420
 GAP = 24

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..memory_bar import STREAMED, Load, MemoryBar
-from .forecast import Forecast, Stage
+from ..prediction.forecast import Forecast, Stage
+from .memory_bar import STREAMED, Load, MemoryBar
 
 
 def forecast_bar(forecast: Forecast) -> MemoryBar:

@@ -6,12 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .peak import ALLOCATED
-from .runlog import AttentionCounts, Row
-
-GB = 2**30
-MB = 2**20
-TENTHS_BELOW = 16 * GB
+from ..peak import ALLOCATED
+from ..runlog import AttentionCounts, Row
+from ..units import format_bytes
 
 
 @dataclass(frozen=True)
@@ -52,17 +49,6 @@ def render_report(nodes: Sequence[NodeReport], machine: str, settings: Sequence[
     if others:
         lines += ["", "Not measured: " + ", ".join(f"#{node.node} {node.title}" for node in others)]
     return "\n".join(lines)
-
-
-def format_bytes(count: float) -> str:
-    return f"{count / GB:.2f} GB" if count >= GB else f"{count / MB:.0f} MB"
-
-
-def format_gb(count: float) -> str:
-    """Of a device's whole memory, as "0.88 GB", "7.6 GB", "24 GB": never nothing, however little it is."""
-    if count < GB:
-        return f"{count / GB:.2g} GB"
-    return f"{round(count / GB, 1 if count < TENTHS_BELOW else 0):g} GB"
 
 
 def _node_lines(node: NodeReport) -> list[str]:

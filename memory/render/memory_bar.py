@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .report import NodeReport, format_bytes
+from ..units import format_bytes
+from .report import NodeReport
 
 USUAL_LIMIT = 0.85  # share of a device that may be used where nobody has said another
 STREAMED = "streamed"

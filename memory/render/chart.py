@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
-from .report import NodeReport, format_bytes
+from ..units import format_bytes
+from .report import NodeReport
 
 WIDTH = 960
 MARGIN = 32

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .report import GB, MB
+from ..units import GB, MB
 
 GAP = "  "
 HEADER = ("strategy", "peak", "", "time", "", "weights", "error", "", "")

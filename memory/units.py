@@ -1,0 +1,19 @@
+"""Sizes as people read them. GB and MB are of 2^30 and 2^20 bytes."""
+
+from __future__ import annotations
+
+GB = 2**30
+MB = 2**20
+TENTHS_BELOW = 16 * GB
+
+
+def format_bytes(count: float) -> str:
+    """As "0.25 GB" or "17 MB"."""
+    return f"{count / GB:.2f} GB" if count >= GB else f"{count / MB:.0f} MB"
+
+
+def format_gb(count: float) -> str:
+    """Of a device's whole memory, as "0.88 GB", "7.6 GB", "24 GB": never nothing, however little it is."""
+    if count < GB:
+        return f"{count / GB:.2g} GB"
+    return f"{round(count / GB, 1 if count < TENTHS_BELOW else 0):g} GB"
