@@ -1,4 +1,7 @@
-"""The nodes: schemas, and one call each."""
+"""The nodes: schemas, and one call each.
+
+A node maps its widgets; what it asks for is done in host/.
+"""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Box = tuple[float, float, float, float]
 
 def colours() -> dict[str, str]:
     """The colours of the Memory Report's chart, read from its text: importing it would import the whole pack."""
-    tree = ast.parse((PACK / "memory" / "chart.py").read_text(encoding="utf-8"))
+    tree = ast.parse((PACK / "memory" / "render" / "chart.py").read_text(encoding="utf-8"))
     found: dict[str, str] = {}
     for line in tree.body:
         if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Tuple):

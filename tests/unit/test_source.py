@@ -1,6 +1,7 @@
 """The tree itself: style, types, and which part may import which."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,6 +116,26 @@ def test_rooms_stay_small() -> None:
     for room in [ROOT / "graph", *(ROOT / "host" / name for name in FLOOR)]:
         files = [path for path in room.glob("*.py") if path.name != "__init__.py"]
         assert len(files) <= MOST_IN_A_ROOM, room
+
+
+def test_the_map_is_of_this_tree() -> None:
+    """CONTRIBUTING's table has a row for every part and every room of host/, and where it says to begin is there."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:4] for line in text.splitlines() if line.startswith("| `") and line.count("|") == 4]
+    folders = {name.strip("`/"): begin for cell, _, begin in rows for name in cell.strip().split(", ")}
+    rooms = {f"host/{room.name}" for room in (ROOT / "host").iterdir() if (room / "__init__.py").is_file()}
+    assert rooms == {f"host/{room}" for room in FLOOR}
+    assert {*SHIPPED, *rooms} - {"host"} <= set(folders)
+    for folder, begin in folders.items():
+        for name in re.findall(r"`([^`]+)`", begin):
+            assert (ROOT / folder / name).exists(), f"{folder}: {name}"
+
+
+def test_every_part_says_what_lives_there() -> None:
+    """A docstring of two sentences: what lives there, and what does not."""
+    for folder in {path.parent for path in shipped()}:
+        said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+        assert said.count(".") >= 2, f"{folder.relative_to(ROOT)}: {said}"
 
 
 def test_the_pack_runs_no_text_and_installs_nothing() -> None:
