@@ -1,6 +1,8 @@
 """Streams: the order that was asked for holds, and a wait that is missing is found, as a race and as poison."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -179,6 +181,22 @@ class TestClock:
         (computed, *figures), (alone, *others) = found
         assert alone == computed
         assert others == pytest.approx(figures, rel=1e-9)
+
+    def test_shapes_alone_take_little_of_this_machine(self, card: Card) -> None:
+        """A map of 512 MB and its pinned copy share 64 MB of memory."""
+
+        def own() -> int:
+            (kb,) = re.findall(r"^Pss: +(\d+) kB$", Path("/proc/self/smaps_rollup").read_text(), re.MULTILINE)
+            return int(kb) * 1024
+
+        card.set(shapes=1)
+        before = own()
+        map_ = torch.full((512, 2**20), 7, dtype=torch.uint8, device="cuda")
+        stored = torch.empty(map_.shape, dtype=map_.dtype, pin_memory=True).copy_(map_)
+        torch.cuda.synchronize()
+        assert stored[-1, -1] == 7
+        assert card.allocated >= map_.nbytes
+        assert own() - before < map_.nbytes / 4
 
     def test_a_copy_that_waits_does_not_hold_up_one_that_need_not(self, card: Card) -> None:
         card.set(tflops=0.001, h2d=1, dispatch_us=0, waves=0)
