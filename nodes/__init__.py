@@ -5,45 +5,73 @@ A node maps its widgets; what it asks for is done in host/.
 
 from __future__ import annotations
 
+import importlib
 import logging
 
 from comfy_api.latest import ComfyExtension, io
 
-from ..host.core.compat import missing_features
-from ..host.server.routes import install
-from .attention import HeadroomAttention
-from .cast import HeadroomCast, HeadroomCastCLIP
-from .compare import HeadroomCompare
-from .estimate import HeadroomEstimate
-from .fit import HeadroomFit
-from .local_attention import HeadroomLocalAttention
-from .offload import HeadroomOffload
-from .report import HeadroomReport
-from .vae import HeadroomVAE, HeadroomVAEDecode, HeadroomVAEEncode
+from ..host.core.internals import TESTED, missing, withheld
 
-NODES: list[type[io.ComfyNode]] = [
-    HeadroomAttention,
-    HeadroomLocalAttention,
-    HeadroomVAE,
-    HeadroomVAEDecode,
-    HeadroomVAEEncode,
-    HeadroomCast,
-    HeadroomCastCLIP,
-    HeadroomOffload,
-    HeadroomEstimate,
-    HeadroomFit,
-    HeadroomCompare,
-    HeadroomReport,
-]
+log = logging.getLogger(__name__)
+
+# Files and the nodes in them, in the order of the menu. Each is imported by itself: what one of them lacks in a host
+# costs no other.
+FILES = {
+    "HeadroomAttention": "attention",
+    "HeadroomLocalAttention": "local_attention",
+    "HeadroomVAE": "vae",
+    "HeadroomVAEDecode": "vae",
+    "HeadroomVAEEncode": "vae",
+    "HeadroomCast": "cast",
+    "HeadroomCastCLIP": "cast",
+    "HeadroomOffload": "offload",
+    "HeadroomEstimate": "estimate",
+    "HeadroomFit": "fit",
+    "HeadroomCompare": "compare",
+    "HeadroomReport": "report",
+}
+
+
+def load() -> tuple[list[type[io.ComfyNode]], list[str]]:
+    """The nodes that this host can have, and a sentence for each that it cannot, and for all else that is lost."""
+    lacking = missing()
+    without = withheld(lacking)
+    nodes, sentences = (
+        [],
+        [
+            f"this ComfyUI has no {internal.path.replace(':', '.')}: {internal.lost}; {TESTED}"
+            for internal in lacking
+            if internal.lost
+        ],
+    )
+    for node, file in FILES.items():
+        reason = f"this ComfyUI has no {without[node].replace(':', '.')}" if node in without else ""
+        if not reason:
+            try:
+                nodes.append(getattr(importlib.import_module(f".{file}", __name__), node))
+                continue
+            except (ImportError, AttributeError) as error:
+                log.debug("Headroom: %s", node, exc_info=True)
+                reason = str(error)
+        sentences.append(f"the node {node} is not there, {reason}; {TESTED}")
+    return nodes, sentences
+
+
+NODES, MISSING = load()
 
 
 class HeadroomExtension(ComfyExtension):
     """What ComfyUI asks for the pack's nodes."""
 
     async def on_load(self) -> None:
-        for sentence in missing_features():
-            logging.getLogger(__name__).warning("Headroom: %s", sentence)
-        install()
+        for sentence in MISSING:
+            log.warning("Headroom: %s", sentence)
+        try:
+            from ..host.server.routes import install
+        except (ImportError, AttributeError) as error:
+            log.warning("Headroom: its routes are not there, %s; %s", error, TESTED)
+        else:
+            install()
 
     async def get_node_list(self) -> list[type[io.ComfyNode]]:
         return NODES

@@ -1,4 +1,4 @@
-"""What differs between host versions, behind one name each, and a self-test that says what is missing."""
+"""What differs between host versions, behind one name each. What a host may lack altogether is in ``internals``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import Any
 
 import comfy.model_management
@@ -19,44 +19,6 @@ from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
 RATIOS = ("downscale_ratio_spacial", "downscale_ratio_temporal")  # of an empty LATENT, in the host's spelling
-OLDEST_TESTED, NEWEST_TESTED = "0.18.2", "0.30.0"
-
-
-@dataclass(frozen=True)
-class Feature:
-    """Something of the host that Headroom stands on."""
-
-    name: str
-    present: Callable[[], bool]
-    without_it: str
-
-
-FEATURES = (
-    Feature(
-        "sampler wrappers",
-        lambda: all(hasattr(comfy.patcher_extension.WrappersMP, w) for w in ("OUTER_SAMPLE", "PREDICT_NOISE")),
-        "Attention by Block and Step cannot count its calls or follow the steps",
-    ),
-    Feature(
-        "VAE memory estimates",
-        lambda: all(hasattr(comfy.sd.VAE, name) for name in ("vae_encode_crop_pixels", "throw_exception_if_invalid")),
-        "Low-Memory VAE cannot plan its tiles",
-    ),
-    Feature(
-        "executing context",
-        lambda: _executing_context() is not None,
-        "the memory report cannot tell which node did what",
-    ),
-)
-
-
-def missing_features() -> list[str]:
-    """One sentence per host feature that is not there; empty on a tested host."""
-    return [
-        f"this ComfyUI lacks its {feature.name}: {feature.without_it}; update ComfyUI to {OLDEST_TESTED} or newer"
-        for feature in FEATURES
-        if not feature.present()
-    ]
 
 
 def _executing_context() -> Callable[[], object] | None:

@@ -15,6 +15,7 @@ from ...memory import Allocated, PeakMeter, Row, RunLog
 from ...memory.accelerator import counts_peaks
 from ...memory.prediction import LiveBytes
 from ..core.compat import executing_node
+from .readers import is_reported
 
 LOG = RunLog()
 
@@ -22,13 +23,13 @@ LOG = RunLog()
 class Following:
     """Measures what a stretch of work takes beyond the weights, from :meth:`begin` on, into its row.
 
-    A context manager. On a CPU every tensor is followed; elsewhere the device's allocator is asked, if it
-    keeps its peak; if not, nothing is known.
+    A context manager. On a CPU every tensor is followed, if a report will show it; elsewhere the device's allocator is
+    asked, if it keeps its peak; if not, nothing is known.
     """
 
     def __init__(self, row: Row, device: torch.device) -> None:
         self._row, self._device = row, device
-        self._tracker = LiveBytes("cpu") if device.type == "cpu" else None
+        self._tracker = LiveBytes("cpu") if device.type == "cpu" and is_reported(executing_node()[0]) else None
         self._allocated: Allocated | None = None
         self._stack = ExitStack()
 

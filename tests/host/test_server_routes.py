@@ -206,6 +206,17 @@ class TestRuns:
         assert rows["6"]["attention"] is None
         assert rows["5"]["lines"]
 
+    @pytest.mark.parametrize("reported", [True, False])
+    def test_tensors_are_followed_for_a_report_alone(self, client: Client, reported: bool) -> None:
+        """Following them costs time, and nobody else would see it."""
+        workflow = with_headroom(seed=52 + reported, side=64)
+        if not reported:
+            del workflow["11"]
+            workflow["7"]["inputs"]["images"] = ["6", 0]
+        prompt = client.run(workflow).prompt_id
+        rows = client.get(f"/headroom/runs/{prompt}")["rows"]
+        assert [row["live_bytes"] is not None for row in rows] == [reported] * 2
+
     def test_of_an_unknown_prompt(self, client: Client) -> None:
         with pytest.raises(PromptRejected, match=r'"error": "prompt \'x\': nothing was measured of it here') as failure:
             client.get("/headroom/runs/x")

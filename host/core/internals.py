@@ -1,0 +1,116 @@
+"""What Headroom reaches of ComfyUI beyond its public API: one table, looked through once when the pack is loaded.
+
+ComfyUI promises ``comfy_api`` to node packs and nothing else; the rest it may rename in any version. Each name that the
+pack stands on is listed here with who needs it, so that a renamed one costs the nodes that cannot do without and no
+others. Whoever uses a new one adds a line: ``tests/unit/test_internals.py`` holds the table to the source.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+OLDEST_TESTED, NEWEST_TESTED = "0.18.2", "0.30.0"
+TESTED = f"Headroom is tested with ComfyUI {OLDEST_TESTED} to {NEWEST_TESTED}: update whichever is older"
+VAE = ("HeadroomVAE", "HeadroomVAEDecode", "HeadroomVAEEncode")
+CAST = ("HeadroomCast", "HeadroomCastCLIP")
+FIT, ESTIMATE, COMPARE, REPORT = ("HeadroomFit",), ("HeadroomEstimate",), ("HeadroomCompare",), ("HeadroomReport",)
+LOCAL, OFFLOAD = ("HeadroomLocalAttention",), ("HeadroomOffload",)
+PREDICTING = (*ESTIMATE, *FIT)
+
+
+@dataclass(frozen=True)
+class Internal:
+    """A name of the host's.
+
+    Attributes:
+        path: ``module:name``, or ``module:Class.name``.
+        lost: what is not there without it, as a clause; said besides the nodes.
+        nodes: ids of the nodes that are not offered without it; the others go on without what is lost.
+    """
+
+    path: str
+    lost: str = ""
+    nodes: tuple[str, ...] = ()
+
+    @property
+    def found(self) -> bool:
+        """Whether this host has it."""
+        return find(self.path, _NOWHERE) is not _NOWHERE
+
+
+def _needed(nodes: tuple[str, ...], *paths: str) -> Iterator[Internal]:
+    return (Internal(path, nodes=nodes) for path in paths)
+
+
+_NOWHERE = object()
+_MANAGEMENT, _WRAPPERS = "comfy.model_management:", "comfy.patcher_extension:WrappersMP."
+
+INTERNALS: tuple[Internal, ...] = (
+    # ---------------------------------------------------------------------------- losing these costs no node
+    Internal("comfy_execution.utils:get_executing_context", "Memory Report cannot tell which node did what"),
+    Internal("nodes:NODE_DISPLAY_NAME_MAPPINGS", "reports call nodes by their ids"),
+    Internal("nodes:NODE_CLASS_MAPPINGS", "whole workflows cannot be predicted"),
+    Internal(f"{_MANAGEMENT}InterruptProcessingException", "reports say of cancelled work that it failed"),
+    Internal(f"{_MANAGEMENT}OOM_EXCEPTION", "only torch's own errors count as out of memory"),
+    Internal(f"{_WRAPPERS}OUTER_SAMPLE", "samplings are not measured, and no block is copied ahead"),
+    Internal(f"{_WRAPPERS}PREPARE_SAMPLING", "what samplings take beyond the weights is not measured"),
+    Internal(f"{_WRAPPERS}PREDICT_NOISE", "attention is chosen for all steps or none"),
+    Internal(f"{_WRAPPERS}CALC_COND_BATCH", "guidance is not computed in turns"),
+    Internal(f"{_WRAPPERS}DIFFUSION_MODEL", "predictions leave out what other packs wrap around a model's network"),
+    Internal("comfy.ldm.lightricks.model:generate_freq_grid_np", "predictions for LTX may disturb what the host keeps"),
+    Internal("comfy.quant_ops:QUANT_ALGOS", "weights are not cast to scaled formats"),
+    Internal("comfy.quant_ops:QuantizedTensor", "weights are not cast to scaled formats"),
+    Internal("comfy.ops:mixed_precision_ops", "weights are not cast to scaled formats"),
+    Internal("comfy.utils:PROGRESS_BAR_HOOK", "an estimate beside a prompt moves its progress bar"),
+    # ---------------------------------------------------------------------------- these are needed
+    *_needed(LOCAL, f"{_WRAPPERS}APPLY_MODEL"),
+    *_needed(
+        VAE,
+        f"{_MANAGEMENT}load_models_gpu",
+        "comfy.sd:VAE",
+        "comfy.sd:VAE.vae_encode_crop_pixels",
+        "comfy.sd:VAE.throw_exception_if_invalid",
+    ),
+    *_needed(
+        (*OFFLOAD, *PREDICTING),
+        "comfy.model_patcher:ModelPatcher._load_list",
+        f"{_MANAGEMENT}module_size",
+    ),
+    *_needed(
+        (*OFFLOAD, *FIT),
+        "comfy.model_patcher:ModelPatcher.partially_load",
+        "comfy.model_patcher:ModelPatcher.loaded_size",
+        "comfy.model_patcher:ModelPatcher.unpatch_model",
+        f"{_MANAGEMENT}vram_state",
+        f"{_MANAGEMENT}VRAMState",
+    ),
+)
+
+
+def find(path: str, otherwise: Any = None) -> Any:
+    """What a path leads to, or ``otherwise`` where it leads nowhere."""
+    module, _, names = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for name in names.split("."):
+            found = getattr(found, name)
+    except (ImportError, AttributeError):
+        return otherwise
+    return found
+
+
+def missing() -> list[Internal]:
+    """What this host lacks; nothing on a tested one."""
+    return [internal for internal in INTERNALS if not internal.found]
+
+
+def withheld(lacking: Iterable[Internal]) -> dict[str, str]:
+    """Nodes that cannot be offered, by their ids, each with the first name that it lacks."""
+    found: dict[str, str] = {}
+    for internal in lacking:
+        for node in internal.nodes:
+            found.setdefault(node, internal.path)
+    return found

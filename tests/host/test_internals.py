@@ -1,0 +1,176 @@
+"""A host that renamed something: at most the nodes that the table names are gone, and a sentence says so."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headroom.host.core.internals import INTERNALS, Internal, find, missing
+from headroom.nodes import FILES, MISSING, NODES
+
+from .conftest import ENVIRONMENT
+
+ROOT = Path(__file__).parents[2]
+# comfy_api is what the host promises to packs.
+HOST = {"comfy", "comfy_execution", "comfy_extras", "folder_paths", "nodes"}
+# Imports the host once, and the pack in a child for each name that is taken away.
+SCRIPT = """
+import asyncio, importlib, importlib.util, json, logging, os, sys
+
+sys.argv = ["main.py", "--cpu"]
+sys.path.insert(0, sys.host)
+import comfy.options
+
+comfy.options.enable_args_parsing()
+import nodes
+import torch
+import comfy_api.latest
+
+torch.set_num_threads(1)
+logging.disable(logging.NOTSET)
+
+
+def without(path):
+    module, _, names = path.partition(":")
+    owner = importlib.import_module(module)
+    *before, last = names.split(".")
+    for name in before:
+        owner = getattr(owner, name)
+    # Of an Enum or a plain namespace alike; what a base class has shows through again, as it would for the host.
+    type.__delattr__(owner, last) if isinstance(owner, type) else delattr(owner, last)
+
+
+async def started():
+    found = {"submodule_search_locations": [sys.pack]}
+    spec = importlib.util.spec_from_file_location("headroom", f"{sys.pack}/__init__.py", **found)
+    module = sys.modules["headroom"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    extension = await module.comfy_entrypoint()
+    await extension.on_load()
+    return [node.__name__ for node in await extension.get_node_list()]
+
+
+class Heard(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+for path in json.loads(sys.stdin.read()):
+    sys.stdout.flush()
+    if os.fork():
+        os.wait()
+        continue
+    heard = Heard()
+    logging.getLogger("headroom").addHandler(heard)
+    told = {"path": path, "nodes": None, "said": heard.lines}
+    try:
+        without(path)
+        told["nodes"] = asyncio.run(started())
+    except BaseException as error:
+        told["error"] = f"{type(error).__name__}: {error}"
+    print("told", json.dumps(told), flush=True)
+    os._exit(0)
+"""
+
+
+def imported_without(paths: list[str], folder: Path) -> Iterator[dict[str, Any]]:
+    places = f"import sys; sys.host, sys.pack = {[str(ENVIRONMENT.comfyui), str(ENVIRONMENT.pack)]}"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{places}\n{SCRIPT}"],
+        input=json.dumps(paths),
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=folder,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    for line in done.stdout.splitlines():
+        if line.startswith("told "):
+            yield json.loads(line[5:])
+
+
+def test_each_renamed_name_costs_the_nodes_of_its_line(tmp_path: Path) -> None:
+    by_path = {internal.path: internal for internal in INTERNALS}
+    told = {one["path"]: one for one in imported_without(list(by_path), tmp_path)}
+    assert told.keys() == by_path.keys()
+    for path, internal in by_path.items():
+        found = told[path]
+        assert found["nodes"] is not None, f"without {path}: {found.get('error')}"
+        assert set(FILES) - set(found["nodes"]) == set(internal.nodes), path
+        assert check_said(internal, found["said"]) == [], path
+
+
+def check_said(internal: Internal, said: list[str]) -> list[str]:
+    """What ought to have been said and was not."""
+    name = internal.path.replace(":", ".")
+    wanted = [f"the node {node} is not there, this ComfyUI has no {name};" for node in internal.nodes]
+    wanted += [f"this ComfyUI has no {name}: {internal.lost};"] if internal.lost else []
+    return [sentence for sentence in wanted if not any(sentence in line for line in said)]
+
+
+def test_no_name_costs_all_nodes() -> None:
+    for internal in INTERNALS:
+        assert set(internal.nodes) <= set(FILES), internal.path
+        assert internal.lost or internal.nodes, internal.path
+        assert len(internal.nodes) < len(FILES), internal.path
+
+
+def test_this_host_has_them_all() -> None:
+    assert missing() == []
+    assert MISSING == []
+    assert [node.__name__ for node in NODES] == list(FILES)
+
+
+@pytest.mark.parametrize("path", ["comfy.nowhere:name", "comfy.sd:Nothing", "comfy.sd:VAE.nothing.more"])
+def test_what_is_not_there_is_not_found(path: str) -> None:
+    assert find(path) is None
+
+
+def used(file: Path) -> Iterator[str]:
+    """Names of the host's that a file of ours reaches through imports, as ``module:name``."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    modules: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules |= {alias.asname or alias.name: alias.name for alias in node.names if is_hosts(alias.name)}
+        elif isinstance(node, ast.ImportFrom) and not node.level and is_hosts(node.module or ""):
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                if module_file(whole):
+                    modules[alias.asname or alias.name] = whole
+                else:
+                    yield f"{node.module}:{alias.name}"
+    for node in ast.walk(tree):
+        owner = modules.get(ast.unparse(node.value)) if isinstance(node, ast.Attribute) else None
+        if owner is not None and not module_file(f"{owner}.{node.attr}"):
+            yield f"{owner}:{node.attr}"
+
+
+def is_hosts(module: str) -> bool:
+    return module.partition(".")[0] in HOST
+
+
+def module_file(dotted: str) -> bool:
+    place = ENVIRONMENT.comfyui / dotted.replace(".", "/")
+    return place.with_suffix(".py").is_file() or place.is_dir()
+
+
+def test_the_table_has_every_name_that_is_used() -> None:
+    """And by name only what is asked about with hasattr or getattr is left out: it is guarded where it is used."""
+    listed = {internal.path for internal in INTERNALS}
+    files = [path for part in ("host", "nodes") for path in (ROOT / part).rglob("*.py")]
+    reached = {name: path.name for path in files for name in used(path)}
+    unlisted = {name: file for name, file in reached.items() if name not in listed}
+    assert unlisted == {}
