@@ -37,7 +37,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 from headroom.memory.render.chart import BACKGROUND, FAINT, INK  # noqa: E402
 from headroom.offload import STORAGES, cast_plain, sqnr_db  # noqa: E402
-from headroom.vae.exact.heap import give_back_free_pages  # noqa: E402
+from headroom.vae.exact.running.heap import give_back_free_pages  # noqa: E402
 
 MIB = 2**20
 SCALED, CONVROT, MXFP8, NVFP4 = "float8_e4m3fn_scaled", "int8_convrot", "mxfp8", "nvfp4"

@@ -39,7 +39,7 @@ from headroom.memory import PeakMeter  # noqa: E402
 from headroom.memory.render.chart import BACKGROUND, FAINT, INK  # noqa: E402
 from headroom.tools import checkpoints  # noqa: E402
 from headroom.vae.exact.engine import DoesNotFit, ExactRun  # noqa: E402
-from headroom.vae.exact.heap import give_back_free_pages  # noqa: E402
+from headroom.vae.exact.running.heap import give_back_free_pages  # noqa: E402
 
 MIB = 2**20
 WIDTH, REACH, LATENTS = 128, 8, 4  # of Stable Diffusion: channels, pixels per cell, channels of a latent

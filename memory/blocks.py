@@ -1,6 +1,7 @@
 """How torch's caching allocator for accelerators cuts memory: what it gives out is more than what is asked for.
 
 By c10/cuda/CUDACachingAllocator.cpp of torch 2.11 (`get_allocation_size`, `should_split`); ROCm's and XPU's are alike.
+vae/exact/running/allocator.py has the same constants; a unit test holds them equal.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from comfy.model_patcher import ModelPatcher
 from torch import nn
 
 from ...offload import STORAGES, CastReport, Layer, Storage, copy_structure
-from ...vae.exact.heap import give_back_free_pages
+from ...vae.exact.running.heap import give_back_free_pages
 from ..core.compat import unload_with_clones
 from ..measure.wrappers import measure_sampling
 from .cache_file import cache_path, check_name, read_cache, write_cache

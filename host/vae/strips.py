@@ -17,7 +17,7 @@ from ...memory import Row
 from ...memory.link import link_speed
 from ...memory.units import format_bytes
 from ...vae.exact import CannotRecord, DoesNotFit, ExactRun, FollowedRun, PlannedRun, Report, Schedule, StoreOverflow
-from ...vae.exact.card import figures_of
+from ...vae.exact.planning.card import figures_of
 from ..core.compat import drop_cast_buffers, is_out_of_memory
 from .attention import attend
 

@@ -24,8 +24,8 @@ from headroom.memory import link
 from headroom.memory.blocks import uncut_bytes
 from headroom.tools import emulator
 from headroom.tools.cards import CARDS
-from headroom.vae.exact.card import figures_of
-from headroom.vae.exact.device import ACCELERATOR, Figures
+from headroom.vae.exact.planning.card import figures_of
+from headroom.vae.exact.planning.device import ACCELERATOR, Figures
 
 from ..host.autoencoders import AUTOENCODERS
 from ..host.conftest import ENVIRONMENT

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headroom.vae.exact import DoesNotFit, ExactRun, PlannedRun, Schedule
-from headroom.vae.exact.device import ACCELERATOR, Figures
-from headroom.vae.exact.graph import Node, Rows
-from headroom.vae.exact.ops import Held
-from headroom.vae.exact.schedule import Choice, Planner
-from headroom.vae.exact.search import NUMBERS, Search
-from headroom.vae.exact.sums import statistics_of
+from headroom.vae.exact.operations.graph import Node, Rows
+from headroom.vae.exact.operations.ops import Held
+from headroom.vae.exact.planning.device import ACCELERATOR, Figures
+from headroom.vae.exact.planning.schedule import Choice, Planner
+from headroom.vae.exact.planning.search import NUMBERS, Search
+from headroom.vae.exact.running.sums import statistics_of
 
 from ..nightly import grid, some_of
 from ..unit.test_exact_vae import Attention, Down, Residual, Up, error_of, noise, seeded

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from headroom.vae.exact.card import LINK_STEP, figures_of, link_step, told
-from headroom.vae.exact.device import ACCELERATOR, CPU
+from headroom.memory import blocks
+from headroom.vae.exact.planning.card import LINK_STEP, figures_of, link_step, told
+from headroom.vae.exact.planning.device import ACCELERATOR, CPU
+from headroom.vae.exact.running import allocator
+
+
+def test_one_allocator_in_two_engines() -> None:
+    """Engines do not import each other, and so each has its own constants of torch's allocator."""
+    assert (allocator.GRAIN, allocator.CUT_FROM, allocator.EVEN_BYTES) == (blocks.GRAIN, blocks.SMALL, blocks.ALONE)
 
 
 def properties(version: tuple[int, int], parts: int, mhz: int, memory_mhz: int, width: int, name: str = "") -> Any:

@@ -16,10 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headroom.benchmarks._harness import peak_bytes
 from headroom.vae.exact import CannotRecord, DoesNotFit, ExactRun, StoreOverflow
-from headroom.vae.exact.kernels import Kernels
-from headroom.vae.exact.moments import Moments
-from headroom.vae.exact.pages import Pages
-from headroom.vae.exact.search import Search
+from headroom.vae.exact.planning.search import Search
+from headroom.vae.exact.running.kernels import Kernels
+from headroom.vae.exact.running.moments import Moments
+from headroom.vae.exact.running.pages import Pages
 
 HEIGHTS = [1, 2, 3, 5, 999]
 

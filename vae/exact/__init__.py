@@ -1,17 +1,17 @@
 """Exact execution of an autoencoder in strips of rows: the same result in a fraction of the memory.
 
-The module's own forward runs once on recording tensors (:mod:`.record`, :mod:`.rules`); the recorded computation
-(:mod:`.graph`, :mod:`.ops`) is cut into passes over the picture's rows (:mod:`.passes`), a schedule is chosen that
-fits a byte budget (:mod:`.schedule`, :mod:`.windows`), and the passes run strip by strip (:mod:`.stream`,
-:mod:`.moments`, :mod:`.stores`). Start reading at :class:`ExactRun`.
+The module's own forward runs once on recording tensors (:mod:`.recording`, :mod:`.rules`). The recorded computation
+(:mod:`.operations`) is cut into passes over the picture's rows (:mod:`.cutting`), a schedule that fits a byte budget is
+chosen (:mod:`.planning`), and the passes run strip by strip (:mod:`.running`). Start reading at :class:`ExactRun`.
+Tiles that are blended are not here, but in :mod:`..feathered`.
 """
 
 from .engine import DoesNotFit, ExactRun, Report
 from .planned import FollowedRun, PlannedRun
-from .record import Recorded
-from .schedule import Schedule
-from .stores import StoreOverflow
-from .value import CannotRecord
+from .planning.schedule import Schedule
+from .recording.record import Recorded
+from .recording.value import CannotRecord
+from .running.stores import StoreOverflow
 
 __all__ = [
     "CannotRecord",

@@ -11,24 +11,24 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .device import Figures
-from .graph import Leaf, Node, ancestors
-from .heap import give_back_free_pages
-from .kernels import Kernels
-from .moments import Moments
-from .ops import Held
-from .pages import Pages
-from .parking import Parking
-from .passes import Analysis, Need, Pass
-from .record import Recorded, Recorder
+from .cutting.passes import Analysis, Need, Pass
+from .cutting.windows import Windows
+from .operations.graph import Leaf, Node, ancestors
+from .operations.ops import Held
+from .planning.device import Figures
+from .planning.schedule import PlannedBefore, Planner, Schedule, flops_of, make_store
+from .planning.search import Search
+from .recording.record import Recorded, Recorder
+from .recording.value import CannotRecord
 from .rules import apply
-from .schedule import PlannedBefore, Planner, Schedule, flops_of, make_store
-from .search import Search
-from .stores import RowStore
-from .stream import Stream, Taker
-from .sums import statistics_of
-from .value import CannotRecord
-from .windows import Windows
+from .running.heap import give_back_free_pages
+from .running.kernels import Kernels
+from .running.moments import Moments
+from .running.pages import Pages
+from .running.parking import Parking
+from .running.stores import RowStore
+from .running.stream import Stream, Taker
+from .running.sums import statistics_of
 
 # A result that goes elsewhere gathers on the device first, if that takes no more than this share of the largest map: a
 # copy of each strip would have the host wait.

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from .engine import ExactRun, PassRunner
-from .graph import Leaf, Node
-from .moments import Moments
-from .ops import Held
-from .pages import Paged
-from .schedule import Schedule
-from .stores import Slabs
-from .sums import statistics_of
+from .operations.graph import Leaf, Node
+from .operations.ops import Held
+from .planning.schedule import Schedule
+from .running.moments import Moments
+from .running.pages import Paged
+from .running.stores import Slabs
+from .running.sums import statistics_of
 
 # Plans are at most so much above the truth: what is planned lower than this share of the highest is not it.
 SHARE = 0.6

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..graph import Node, Rows
-from ..ops import Coarsen, Refine
-from ..record import Recorded, Recorder, is_plain, tensors_in
+from ..operations.graph import Node, Rows
+from ..operations.ops import Coarsen, Refine
+from ..recording.record import Recorded, Recorder, is_plain, tensors_in
 
 
 def single(node: Node) -> Node:

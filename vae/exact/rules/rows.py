@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..graph import Node
-from ..ops import Add
-from ..probe import row_by_row
-from ..record import Recorded, Recorder, tensors_in
+from ..operations.graph import Node
+from ..operations.ops import Add
+from ..recording.probe import row_by_row
+from ..recording.record import Recorded, Recorder, tensors_in
 from .alignment import aligned, joined, same_rows
 from .registry import Rule, before_others, rule
 

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph import Node, Rows
-from ..ops import Reshape
-from ..probe import row_by_row
-from ..record import Recorded, Recorder, tensors_in
-from ..value import CannotRecord, Value
+from ..operations.graph import Node, Rows
+from ..operations.ops import Reshape
+from ..recording.probe import row_by_row
+from ..recording.record import Recorded, Recorder, tensors_in
+from ..recording.value import CannotRecord, Value
 from .alignment import aligned, coarsened, joined
 from .registry import Rule, rule
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph import Node, Rows
-from ..ops import Crop
-from ..probe import row_by_row, stand_in
-from ..record import Recorded, Recorder
-from ..value import CannotRecord
+from ..operations.graph import Node, Rows
+from ..operations.ops import Crop
+from ..recording.probe import row_by_row, stand_in
+from ..recording.record import Recorded, Recorder
+from ..recording.value import CannotRecord
 from .alignment import single
 from .registry import Rule, rule
 from .shapes import shape, viewed

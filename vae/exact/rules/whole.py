@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..graph import Node
-from ..ops import Attention, GroupNorm
-from ..probe import row_by_row
-from ..record import Recorded, Recorder
+from ..operations.graph import Node
+from ..operations.ops import Attention, GroupNorm
+from ..recording.probe import row_by_row
+from ..recording.record import Recorded, Recorder
 from .registry import Rule, rule
 from .rows import same_rows
 

@@ -10,10 +10,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
-from ..graph import Node, Rows
-from ..ops import Coarser, Convolution, Finer, Pad, Source, UpsampledConvolution
-from ..probe import stand_in
-from ..record import Recorded, Recorder
+from ..operations.graph import Node, Rows
+from ..operations.ops import Coarser, Convolution, Finer, Pad, Source, UpsampledConvolution
+from ..recording.probe import stand_in
+from ..recording.record import Recorded, Recorder
 from .alignment import picture
 from .registry import Rule, rule
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..graph import Node, Rows
-from ..ops import Filled
-from ..probe import row_by_row
-from ..record import Recorded, Recorder
-from ..value import CannotRecord
+from ..operations.graph import Node, Rows
+from ..operations.ops import Filled
+from ..recording.probe import row_by_row
+from ..recording.record import Recorded, Recorder
+from ..recording.value import CannotRecord
 from .registry import Rule, apply, before_others, rule
 from .slices import getitem
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .graph import Node
+from ..cutting.windows import Strip, Windows
+from ..operations.graph import Node
+from ..operations.ops import Add, GroupNorm, Pad
 from .kernels import Kernels
-from .ops import Add, GroupNorm, Pad
 from .stores import rows_of
-from .windows import Strip, Windows
 
 #: Takes rows of a map: (first row, slab, whether the slab is exactly these rows and stays as it is).
 Taker = Callable[[int, Any, bool], None]

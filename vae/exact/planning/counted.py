@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 
-from .device import CASTS_INSIDE, GRAIN, Figures, even, tiles_of
-from .graph import Node, Op
-from .kernels import Kernels
-from .ops import Reshape, RowByRow
+from ..operations.graph import Node, Op
+from ..operations.ops import Reshape, RowByRow
+from ..running.allocator import GRAIN, even
+from ..running.kernels import Kernels
+from .device import CASTS_INSIDE, Figures, tiles_of
 
 TURNS = frozenset(["permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis"])
 # Kernels that make a norm's line of one strip's statistics, and more for those of several; and of sums.
@@ -319,7 +320,7 @@ class CountedTicket:
 
 
 class CountedParking:
-    """:class:`.parking.Parking` of ghosts."""
+    """:class:`..running.parking.Parking` of ghosts."""
 
     def __init__(self, kernels: Counted) -> None:
         self.kernels = kernels

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from .graph import Node, ancestors
-from .ops import Attention, Convolution, GroupNorm, Held, Pad
+from ..operations.graph import Node, ancestors
+from ..operations.ops import Attention, Convolution, GroupNorm, Held, Pad
 
 # Recomputing a map costs this many operations per element at most to be called cheap, and is then never stored: a
 # 3 x 3 convolution of the three channels of a picture takes 54, of 128 channels 2304.

@@ -9,15 +9,16 @@ from typing import Any
 
 import torch
 
+from ..cutting.passes import Analysis, Pass
+from ..cutting.windows import Windows
+from ..operations.graph import Node
+from ..running.allocator import CUT_FROM, EVEN_BYTES
+from ..running.pages import Paged, Pages
+from ..running.stores import Parked, RowStore, Slabs
+from ..running.stream import Stream, Taker
 from .card import figures_of
 from .counted import Counted, CountedParking, Ghost, Sizes, There
-from .device import CUT_FROM, EVEN_BYTES, Figures
-from .graph import Node
-from .pages import Paged, Pages
-from .passes import Analysis, Pass
-from .stores import Parked, RowStore, Slabs
-from .stream import Stream, Taker
-from .windows import Windows
+from .device import Figures
 
 EDGES = 5  # of a parked map's slabs that are looked at: they may lie anyhow to the strips that read them
 AT_END = 3  # and its last ones: with them the fetching ahead ends, while what the pass makes has nearly all its rows

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .graph import Node
+from ..operations.graph import Node
+from ..operations.ops import GroupNorm
 from .moments import Moments
-from .ops import GroupNorm
 
 
 class Sums(Moments):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .graph import Node
+from ..operations.graph import Node
 
 
 class CannotRecord(Exception):

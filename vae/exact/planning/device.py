@@ -7,21 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-MIB = 1 << 20
+from ..running.allocator import CUT_FROM, EVEN_BYTES, GRAIN, MIB
+
 TILE = 64
 # Devices whose kernels take operands of several dtypes as they are, and reduce 16 bits to float32, without a copy in a
 # common dtype (ATen/native: TensorIterator.cpp, compute_types; ReduceOpsUtils.h, gpu_lowp_to_f32). Of others it is not
 # known.
 CASTS_INSIDE = frozenset(["cuda", "xpu"])
-# PyTorch's caching allocator cuts a block only where more than 1 MiB remains (c10/cuda/CUDACachingAllocator.cpp:
-# should_split), and what remains counts as allocated. Slabs and buffers that differ by 2 MiB or nothing leave no rest.
-EVEN_BYTES, CUT_FROM = 2 * MIB, 1 * MIB
-GRAIN = 512  # and rounds every size up to so much
-
-
-def even(size: int, device: torch.device) -> int:
-    """Bytes to ask for, so that another slab can have exactly what is left."""
-    return -(-size // EVEN_BYTES) * EVEN_BYTES if size > CUT_FROM and device.type != "cpu" else size
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from .graph import Node
+from ..operations.graph import Node
 from .kernels import Kernels
 from .stores import RowStore, rows_of
 

@@ -1,6 +1,6 @@
 """Recording: the host's own forward runs once on tensors that note what is done to them.
 
-A :class:`Recorded` has shape, dtype and device but no data. Functions that :mod:`.rules` knows add a node to the
+A :class:`Recorded` has shape, dtype and device but no data. Functions that :mod:`..rules` knows add a node to the
 computation; any other function gets real tensors, computed at that moment, and recording goes on with its result.
 In-place functions and writes into views are recorded as new values ("functionalised"), as PyTorch's compiler does.
 """
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from .graph import Node, Rows
-from .ops import Filled, Held
+from ..operations.graph import Node, Rows
+from ..operations.ops import Filled, Held
 from .value import CannotRecord, Value
 
 # What a module may ask of a map without its data.
@@ -133,7 +133,7 @@ class Recorder(TorchFunctionMode):
     Args:
         materialise: computes a node's map.
         write_into: computes several nodes' maps, each into a given tensor.
-        rules: records a call, see :mod:`.rules`.
+        rules: records a call, see :mod:`..rules`.
         attend: (query, key, value, scale) -> Tensor, for attention over the whole map.
         owned: weights that stay where they are while the recording lives.
 

@@ -7,7 +7,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from .ops import GroupNorm
+from ..operations.ops import GroupNorm
 
 
 class Moments:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from .graph import Node
+from ..operations.graph import Node
 from .schedule import Choice, Planner, Schedule
 
 FINER = 0.8  # strips of the next try, to those of the last

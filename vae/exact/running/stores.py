@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .graph import Leaf, Node
+from ..operations.graph import Leaf, Node
 from .kernels import Kernels
 from .parking import Parking
 
@@ -21,7 +21,8 @@ class StoreOverflow(Exception):
 class RowStore(Leaf):
     """A map whose rows come from top to bottom and are given up in that order.
 
-    Subclasses say where the rows lie. Slabs are tensors, or :class:`.counted.Ghost` slabs of a pass that is planned.
+    Subclasses say where the rows lie. Slabs are tensors, or while a pass is planned slabs without data
+    (:class:`..planning.counted.Ghost`).
 
     Args:
         node: the map.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from .graph import Node
+from ..operations.graph import Node
 from .passes import Pass
 
 # Strips that are looked at, of those at the ends; the others are alike.

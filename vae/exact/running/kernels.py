@@ -1,4 +1,4 @@
-"""What a pass does with slabs. Here it is done; :mod:`.counted` only counts what it takes.
+"""What a pass does with slabs. Here it is done; :mod:`..planning.counted` only counts what it takes.
 
 :class:`.stream.Stream` and :mod:`.stores` know slabs by these methods alone, so that what is planned is what runs.
 """
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .device import even
-from .graph import Node, Op
+from ..operations.graph import Node, Op
+from ..operations.ops import GroupNorm
+from .allocator import even
 from .moments import Moments
-from .ops import GroupNorm
 
 Line = tuple[Tensor, Tensor]  # scale and shift per channel
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .graph import Node, Rows
-from .ops import RowByRow, Source
+from ..operations.graph import Node, Rows
+from ..operations.ops import RowByRow, Source
 from .record import Recorded
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .graph import Node
+from ..operations.graph import Node
 
 
 @dataclass
