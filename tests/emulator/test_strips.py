@@ -20,7 +20,7 @@ from torch.nn import functional
 
 from headroom.vae.exact import DoesNotFit, ExactRun, PlannedRun, Schedule
 from headroom.vae.exact.operations.graph import Node, Rows
-from headroom.vae.exact.operations.ops import Held
+from headroom.vae.exact.operations.leaves import Held
 from headroom.vae.exact.planning.device import ACCELERATOR, Figures
 from headroom.vae.exact.planning.schedule import Choice, Planner
 from headroom.vae.exact.planning.search import NUMBERS, Search

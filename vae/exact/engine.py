@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .cutting.passes import Analysis, Need, Pass
+from .cutting.passes import Analysis, Pass
 from .cutting.windows import Windows
-from .operations.graph import Leaf, Node, ancestors
-from .operations.ops import Held
+from .operations.graph import Leaf, Need, Node, ancestors, groups_of, moments_of
+from .operations.leaves import Held
 from .planning.device import Figures
 from .planning.schedule import PlannedBefore, Planner, Schedule, flops_of, make_store
 from .planning.search import Search
@@ -26,7 +26,6 @@ from .running.kernels import Kernels
 from .running.moments import Moments
 from .running.pages import Pages
 from .running.parking import Parking
-from .running.stores import RowStore
 from .running.stream import Stream, Taker
 from .running.sums import statistics_of
 
@@ -177,8 +176,7 @@ class ExactRun:
         self.recorder.pending.clear()
 
     def _materialise(self, node: Node) -> Tensor:
-        if isinstance(node.op, Held):
-            return node.op.tensor
+        """A whole map, which is there from now on."""
         out = torch.empty(node.shape, dtype=node.dtype, device=node.device)
         self._execute([(node, out)], allocated=True)
         node.become(Held(out, node.rows.dim, node.rows.unit))
@@ -191,7 +189,7 @@ class ExactRun:
         outputs = {node: out for node, out in pairs}
         device = next(iter(outputs)).device
         later = [node for node in self.recorder.nodes_alive() if node not in outputs]
-        known = [Need(node, f"moments:{groups}") for node, groups in self.statistics]
+        known = [Need(node, moments_of(groups)) for node, groups in self.statistics]
         analysis = Analysis(list(outputs), later, known)
         on_device = [out for out in outputs.values() if out.device.type == device.type] if allocated else []
         made = [out.nbytes for out in on_device]
@@ -244,8 +242,7 @@ class ExactRun:
         if node not in self.kept:
             return
         self.kept.discard(node)
-        if isinstance(node.op, RowStore):
-            node.op.free()
+        node.leaf.free()
         node.op = Held(torch.empty(0), 0)
 
 
@@ -269,15 +266,14 @@ class PassRunner:
     def run(self, one: Pass, windows: Windows, before_strip: Callable[[int], None]) -> None:
         """One pass; its targets become leaves."""
         takers, leaves, moments = self.takers(one)
-        reads = {node: node.op for node in one.read}
+        reads = {node: node.leaf for node in one.read}
         Stream(windows, reads, takers, self.owner.statistics, self.kernels).run(before_strip)
         self.finish(one, leaves, moments)
 
     def finish(self, one: Pass, leaves: dict[Node, Leaf], moments: dict[tuple[Node, int], Moments]) -> None:
         """What the pass made takes the place of what it read."""
-        for leaf in (*(node.op for node in one.read), *leaves.values()):
-            if isinstance(leaf, RowStore):
-                leaf.rest()
+        for leaf in (*(node.leaf for node in one.read), *leaves.values()):
+            leaf.rest()
         for every in moments.values():
             every.merge()  # a thousand strips leave a MiB
         self.owner.statistics |= moments
@@ -308,7 +304,7 @@ class PassRunner:
             elif purpose == "output":
                 of_node += [_into(out, node) for other, out in self.pairs if other is node]
             else:
-                groups = int(purpose.partition(":")[2])
+                groups = groups_of(purpose)
                 moments[node, groups] = gathered = statistics_of(node, groups)
                 of_node.append(_moments(gathered))
         return takers, leaves, moments

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from .engine import ExactRun, PassRunner
-from .operations.graph import Leaf, Node
-from .operations.ops import Held
+from .operations.graph import Leaf, Node, groups_of
+from .operations.leaves import Held
 from .planning.schedule import Schedule
 from .running.moments import Moments
 from .running.pages import Paged
@@ -35,7 +35,7 @@ class PlannedRun(ExactRun):
                     map_ = torch.empty(node.shape, dtype=node.dtype, device=node.device)
                     node.become(Held(map_, node.rows.dim, node.rows.unit))
                 elif purpose != "output":
-                    groups = int(purpose.partition(":")[2])
+                    groups = groups_of(purpose)
                     self.statistics[node, groups] = statistics_of(node, groups)
             for node in one.last_reads:
                 self._free(node)

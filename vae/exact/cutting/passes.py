@@ -1,7 +1,7 @@
 """Cutting the computation into passes over the picture's rows.
 
 Group norm needs statistics of a whole map before its first row, attention all keys and values: each such need ends a
-pass. Within a pass strips of rows run through all operations; what a later pass needs again is stored or recomputed.
+pass. Within a pass strips of rows run through all operations. What a later pass needs again is stored or recomputed.
 """
 
 from __future__ import annotations
@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
-from ..operations.graph import Node, ancestors
-from ..operations.ops import Attention, Convolution, GroupNorm, Held, Pad
+from ..operations.graph import Need, Node, ancestors
+from .uses import Uses
 
-# Recomputing a map costs this many operations per element at most to be called cheap, and is then never stored: a
-# 3 x 3 convolution of the three channels of a picture takes 54, of 128 channels 2304.
+# A map that takes at most this many operations per element to recompute is cheap, and is never stored: a 3 x 3
+# convolution of the three channels of a picture takes 54, one of 128 channels 2304.
 CHEAP = 100.0
 
 
@@ -29,7 +28,6 @@ class Pass:
         computed: all nodes computed here, in order.
         read: leaves and stored nodes that are read.
         last_reads: of these, the ones no later pass reads.
-        uses: which nodes are kept in lines and when each is read last, found once for strips of all heights.
     """
 
     results: list[tuple[Node, str]]
@@ -37,7 +35,11 @@ class Pass:
     computed: list[Node] = field(default_factory=list)
     read: list[Node] = field(default_factory=list)
     last_reads: list[Node] = field(default_factory=list)
-    uses: Any = None
+
+    @cached_property
+    def uses(self) -> Uses:
+        """Which nodes are kept in lines and when each is read last, whatever the height of strips."""
+        return Uses(self.computed, {node for node, _ in self.targets}, self.read)
 
     @cached_property
     def clock(self) -> Node:
@@ -47,36 +49,25 @@ class Pass:
     @cached_property
     def widest(self) -> int:
         """Bytes of the largest map that is computed, without padding."""
-        nodes = [node for node in self.computed if not isinstance(node.op, Pad)] or [node for node, _ in self.targets]
+        nodes = [node for node in self.computed if not node.op.is_padding] or [node for node, _ in self.targets]
         return max(node.bytes for node in nodes)
 
     @property
     def targets(self) -> Iterator[tuple[Node, str]]:
+        """What comes out: results and what is stored, each with its purpose."""
         yield from self.results
         for node in self.stored:
             yield node, "stored"
 
 
-@dataclass(frozen=True)
-class Need:
-    """A whole map's statistics, or the whole map."""
-
-    node: Node
-    purpose: str
-
-
 def needs_of(nodes: Iterable[Node]) -> Iterator[Need]:
     """What must be known of whole maps before these nodes can run in strips."""
     for node in nodes:
-        if isinstance(node.op, GroupNorm):
-            yield Need(node.sources[0], f"moments:{node.op.groups}")
-        elif isinstance(node.op, Attention):
-            for source in node.sources[1:]:
-                yield Need(source, "whole")
+        yield from node.op.whole_needs(node)
 
 
 class Analysis:
-    """What passes there are, whatever is stored: the order of needs, and in which pass each node is first computed.
+    """Which passes there are, whatever is stored: the order of needs, and in which pass each node is first computed.
 
     Args:
         outputs: the maps wanted.
@@ -111,7 +102,7 @@ class Analysis:
             if need in met:
                 continue
             met.add(need)
-            if need.purpose == "whole" and isinstance(need.node.op, Held):
+            if need.purpose == "whole" and need.node.op.is_tensor:
                 continue
             below = {node for node in _unassigned([need.node], assigned) if not node.is_leaf}
             waits = any(other in open_needs for other in needs_of(below))
@@ -137,8 +128,8 @@ class Analysis:
             if node.is_leaf:
                 cost[node] = 0.0
                 continue
-            streamed = node.sources[:1] if isinstance(node.op, Attention) else node.sources
-            of_sources = sum(cost[source] * _elements(source) for source in streamed if self.first[source] == index)
+            streamed = (source for source in node.op.streamed(node) if self.first[source] == index)
+            of_sources = sum(cost[source] * _elements(source) for source in streamed)
             cost[node] = (node.op.flops(node) + of_sources) / _elements(node)
             again = node in wanted_later or any(self.first[user] > index for user in self.consumers.get(node, ()))
             if again and cost[node] > CHEAP and index < len(self.steps):
@@ -174,14 +165,13 @@ class Analysis:
     def _shortcuts(self, stored: set[Node]) -> list[tuple[Node, int]]:
         """Pointwise convolutions to fewer channels of a stored map, each with the pass that wants it.
 
-        The shortcut of a residual block is wanted one pass after the map's other reader. Done with that, it takes
-        the place of the wider map.
+        The shortcut of a residual block is wanted one pass after the other reader of its map. Computed in the pass of
+        that reader, it takes the place of the wider map.
         """
         return [
             (node, index)
             for node, index in self.first.items()
-            if isinstance(node.op, Convolution)
-            and node.op.is_pointwise
+            if node.op.is_pointwise
             and node.sources[0] in stored
             and node.bytes < node.sources[0].bytes
             and self.first[node.sources[0]] < index - 1
@@ -190,7 +180,7 @@ class Analysis:
 
 
 def _unassigned(roots: Iterable[Node], assigned: Iterable[Node]) -> list[Node]:
-    """The roots and what they are computed from, down to nodes assigned already."""
+    """The roots and what they are computed from, down to nodes that have a pass already."""
     seen: set[Node] = set()
     pending = list(roots)
     while pending:
@@ -220,6 +210,7 @@ def _walk(one: Pass, stored: set[Node]) -> None:
 
 
 def _last_reads(passes: list[Pass], later: Sequence[Node], stored: set[Node]) -> None:
+    """Fills in which of the maps that a pass reads no later pass reads."""
     final = Pass([(node, "later") for node in later])
     _walk(final, stored)
     still = set(final.read)

@@ -1,45 +1,16 @@
-"""Which rows of each map every strip of a pass computes, keeps and reads."""
+"""The strips of a pass: which rows of each map every one of them computes, keeps and reads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from ..operations.graph import Node
 from .passes import Pass
+from .strip import Demand, Strip
 
-# Strips that are looked at, of those at the ends; the others are alike.
+# Strips at either end that are looked at one by one; those between them are alike.
 AT_TOP, AT_BOTTOM = 3, 3
-
-
-@dataclass
-class Strip:
-    """One step of a pass.
-
-    Attributes:
-        lines: per kept node, the rows that are there when it has run: (first, stop, first new row).
-        reads: per leaf or stored node, the first row that is read.
-    """
-
-    lines: dict[Node, tuple[int, int, int]] = field(default_factory=dict)
-    reads: dict[Node, int] = field(default_factory=dict)
-
-
-class Uses:
-    """What holds for strips of any height.
-
-    Attributes:
-        kept: nodes whose latest rows are kept in a line; ``order``: the same in the order of computation.
-        last_use, last_read: per position in the order, the lines and the leaves that nothing behind it reads.
-    """
-
-    def __init__(self, one: Pass) -> None:
-        computed = set(one.computed)
-        self.kept = _kept(one)
-        self.order = [node for node in one.computed if node in self.kept]
-        self.last_use = _last_use(self.order, self.kept, computed)
-        self.last_read = _last_use(self.order, set(one.read), computed)
 
 
 class Windows:
@@ -55,9 +26,9 @@ class Windows:
 
     def __init__(self, one: Pass, rows: int) -> None:
         self.one, self.rows = one, rows
-        one.uses = one.uses or Uses(one)
-        self.kept, self.order = one.uses.kept, one.uses.order
-        self.last_use, self.last_read = one.uses.last_use, one.uses.last_read
+        uses = one.uses
+        self.kept, self.order = uses.kept, uses.order
+        self.last_use, self.last_read = uses.last_use, uses.last_read
         self.targets = {node for node, _ in one.targets}
         self.read = set(one.read)
         self.clock = one.clock.rows.count
@@ -66,18 +37,22 @@ class Windows:
 
     @property
     def count(self) -> int:
+        """How many strips there are."""
         return -(-self.clock // self.rows)
 
     def strips(self) -> Iterator[Strip]:
         """In order, top to bottom."""
-        reached: dict[Node, int] = dict.fromkeys(self.targets, 0)
+        descent = Descent(self)
         for number in range(1, self.count + 1):
-            yield self._strip(min(self.clock, number * self.rows), reached)
+            yield descent.to(min(self.clock, number * self.rows))
 
     def sampled(self, more: Iterable[int] = ()) -> Iterator[tuple[Strip, int]]:
-        """The strips at the top, in the middle and at the bottom, and some more by their numbers, marked 1; between
-        them one for all the rest, marked with their number."""
-        reached: dict[Node, int] = dict.fromkeys(self.targets, 0)
+        """Strips that show what all take, each with how many it stands for.
+
+        Those at the top, in the middle and at the bottom, and ``more`` by their numbers, stand for themselves; what
+        lies between two of them is one strip that stands for several.
+        """
+        descent = Descent(self)
         last, middle = self.count, self.count // 2
         if last <= AT_TOP + 1 + AT_BOTTOM:
             numbers = list(range(1, last + 1))
@@ -87,8 +62,8 @@ class Windows:
         before = 0
         for number in sorted(set(numbers)):
             if number - 1 > before:
-                yield self._strip((number - 1) * self.rows, reached), number - 1 - before
-            yield self._strip(min(self.clock, number * self.rows), reached), 1
+                yield descent.to((number - 1) * self.rows), number - 1 - before
+            yield descent.to(min(self.clock, number * self.rows)), 1
             before = number
 
     def edges(self, node: Node, start: int, stop: int) -> list[tuple[int, int]]:
@@ -99,10 +74,10 @@ class Windows:
         return list(pairwise(inside))
 
     def _viewed(self) -> set[Node]:
-        """Lines of which the whole is kept till the next strip, for the few rows that it reads again.
+        """Lines kept whole until the next strip, which reads a few of their rows again.
 
-        A copy of these rows is a kernel. Where the line is the last that a strip reads, and no wider than what the pass
-        makes, keeping it takes no more at the peak: the next line is there before what is made from it.
+        To copy these rows would take a kernel. Where the line is the last that a strip reads, and no wider than what
+        the pass makes, keeping it whole takes no more at the peak: the next line is there before what is made from it.
         """
         overlapping = {node.sources[0] for node in self.one.computed if node.op.overlaps} & set(self.order)
         made = sum(node.bytes for node in self.targets)
@@ -113,98 +88,37 @@ class Windows:
             if len(overlapping) == 1 and node in last and node.bytes <= 1.1 * made and node.device.type != "cpu"
         }
 
-    def _strip(self, stop: int, reached: dict[Node, int]) -> Strip:
-        strip = Strip()
-        wanted: dict[Node, tuple[int, int]] = {}
-        # Readers that wait in this strip still need the rows they will go on from.
-        lowest: dict[Node, int] = {}
-        for node in self.targets:
-            wanted[node] = (reached[node], node.rows.count * stop // self.clock)
-        for node in reversed(self.order):
+
+class Descent:
+    """Goes down a pass strip by strip, and remembers how far each line has come.
+
+    Args:
+        windows: the rows that strips have in common.
+    """
+
+    def __init__(self, windows: Windows) -> None:
+        self.windows = windows
+        self.reached: dict[Node, int] = dict.fromkeys(windows.targets, 0)
+
+    def to(self, stop: int) -> Strip:
+        """The strip that ends at row ``stop`` of the pass's clock."""
+        windows, reached = self.windows, self.reached
+        demand, strip = Demand(windows.kept, windows.read), Strip()
+        for node in windows.targets:
+            demand.wanted[node] = (reached[node], node.rows.count * stop // windows.clock)
+        for node in reversed(windows.order):
             done = reached.get(node, 0)
-            first, last = wanted.get(node, (done, done))
-            last = max(last, done)
-            new = max(first, done)
-            if node in wanted or node in reached:
-                strip.lines[node] = (min(first, new, lowest.get(node, new)), last, new)
+            first, last = demand.wanted.get(node, (done, done))
+            new, last = max(first, done), max(last, done)
+            if node in demand.wanted or node in reached:
+                # Operations that wait in this strip still need the rows that they will go on from.
+                strip.lines[node] = (min(first, new, demand.waiting.get(node, new)), last, new)
                 reached[node] = last
-            for index in range(len(node.sources)):
-                if new < last:
-                    self._want(node, index, new, last, wanted, strip)
-                else:
-                    self._wait(node, index, last, lowest, strip)
-        for node in self.targets - self.kept:
-            first, last = wanted[node]
+            demand.sources_of(node, new, last)
+        strip.reads = demand.reads
+        for node in windows.targets - windows.kept:
+            first, last = demand.wanted[node]
             strip.reads[node] = first
             strip.lines[node] = (first, last, first)
             reached[node] = last
         return strip
-
-    def _wait(self, node: Node, index: int, row: int, lowest: dict[Node, int], strip: Strip) -> None:
-        if row >= node.rows.count:
-            return
-        source = node.sources[index]
-        first = max(0, node.op.lowest(node, index, row))
-        if source in self.kept:
-            lowest[source] = min(lowest.get(source, first), first)
-        elif source in self.read:
-            strip.reads[source] = min(strip.reads.get(source, first), first)
-        else:
-            for below in range(len(source.sources)):
-                self._wait(source, below, first, lowest, strip)
-
-    def _want(
-        self, node: Node, index: int, start: int, stop: int, wanted: dict[Node, tuple[int, int]], strip: Strip
-    ) -> None:
-        source = node.sources[index]
-        first, last = node.needed(index, start, stop)
-        if first >= last:
-            return
-        first = min(first, max(0, node.op.lowest(node, index, start)))
-        if source in self.kept:
-            low, high = wanted.get(source, (first, last))
-            wanted[source] = (min(low, first), max(high, last))
-        elif source in self.read:
-            strip.reads[source] = min(strip.reads.get(source, first), first)
-        else:
-            for below in range(len(source.sources)):
-                self._want(source, below, first, last, wanted, strip)
-
-
-def _kept(one: Pass) -> set[Node]:
-    """Nodes whose latest rows are kept in a line."""
-    readers: dict[Node, int] = {}
-    overlapping: set[Node] = set()
-    for node in one.computed:
-        for source in node.sources:
-            readers[source] = readers.get(source, 0) + 1
-        if node.op.overlaps:
-            overlapping.add(node.sources[0])
-    targets = {node for node, _ in one.targets}
-    kept: set[Node] = set()
-    for node in one.computed:
-        of_kept = node.op.is_view and (
-            node.sources[0] in kept or node.sources[0].is_leaf or node.sources[0] in one.read
-        )
-        if node in targets or node in overlapping or (readers.get(node, 0) > 1 and not of_kept):
-            kept.add(node)
-    return kept
-
-
-def _last_use(order: Sequence[Node], looked_for: set[Node], computed: set[Node]) -> dict[int, list[Node]]:
-    """Per position in the order, the lines (or leaves) that nothing behind it reads, itself or through others."""
-    last: dict[Node, int] = {node: position for position, node in enumerate(order) if node in looked_for}
-    for position, node in enumerate(order):
-        pending, seen = list(node.sources), set(node.sources)
-        while pending:
-            source = pending.pop()
-            if source in looked_for:
-                last[source] = position
-            elif source in computed:
-                # Once: in a chain of sums every node is reached along twice as many ways as the one behind it.
-                pending += [one for one in source.sources if one not in seen]
-                seen.update(source.sources)
-    by_position: dict[int, list[Node]] = {}
-    for node, position in last.items():
-        by_position.setdefault(position, []).append(node)
-    return by_position

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,13 +26,74 @@ class Rows:
     unit: int = 1
 
 
+@dataclass(frozen=True)
+class Need:
+    """What must be known of a whole map before an operation can compute its first row.
+
+    Attributes:
+        purpose: "whole", or :func:`moments_of` for the statistics of its groups of channels.
+    """
+
+    node: Node
+    purpose: str
+
+
+def moments_of(groups: int) -> str:
+    """The purpose of a map whose mean and variance are wanted, per image and group of channels."""
+    return f"moments:{groups}"
+
+
+def groups_of(purpose: str) -> int:
+    """The number of groups that :func:`moments_of` was given."""
+    return int(purpose.partition(":")[2])
+
+
+class Strips(Protocol):
+    """What an operation asks of the pass that runs it: :class:`..running.stream.Stream`."""
+
+    kernels: Any  # what is done with slabs
+
+    def is_read(self, node: Node) -> bool:
+        """Whether the pass reads a map that was stored before, rather than computing it."""
+
+    def rows(self, node: Node, start: int, stop: int) -> tuple[Any, bool]:
+        """Rows [start, stop) of a node, and whether they may be overwritten."""
+
+    def pieces(self, node: Node, start: int, stop: int) -> Iterator[tuple[int, int, Any]]:
+        """The same rows as they lie, in one or more pieces: (first row, end, slab)."""
+
+    def write(self, node: Node, out: Any, start: int, stop: int) -> None:
+        """The same rows into a given slab, without another slab where the operation allows it."""
+
+    def line(self, node: Node, norm: Any) -> Any:
+        """What a norm does to each channel, from the statistics of its whole map."""
+
+
 class Op:
-    """What a node does with its sources. Works on slabs: all of a map but only some of its rows."""
+    """What a node does with its sources. It works on slabs: all of a map but only some of its rows.
+
+    A new operation is a subclass and a rule that records it: how it computes, what it needs and what it takes is all
+    said here.
+    """
 
     #: Neighbouring strips read some of the same rows of the first source.
     overlaps = False
     #: The result shares memory with the first source.
     is_view = False
+    #: As a view it changes the order of the dims, so that the elements lie in another order than the result's.
+    turns = False
+    #: As a view it needs elements in the order of their dims; otherwise it copies them.
+    needs_order = False
+    #: :meth:`in_place` gives a result.
+    works_in_place = False
+    #: It only adds borders: no measure of how much a pass computes.
+    is_padding = False
+    #: A convolution that sees one pixel for each of its own.
+    is_pointwise = False
+    #: The whole map is there as a tensor.
+    is_tensor = False
+
+    # ------------------------------------------------------------ what it needs
 
     def needs(self, node: Node, source: int, start: int, stop: int) -> tuple[int, int]:
         """Rows of a source needed for rows [start, stop) of the node; may reach beyond the map where it pads."""
@@ -42,6 +103,16 @@ class Op:
         """The first row of a source that row ``start`` or any later one needs."""
         return self.needs(node, source, start, start + 1)[0]
 
+    def whole_needs(self, node: Node) -> Iterator[Need]:
+        """What must be known of whole maps first."""
+        return iter(())
+
+    def streamed(self, node: Node) -> Sequence[Node]:
+        """The sources that run through strips with it; others are there whole."""
+        return node.sources
+
+    # ------------------------------------------------------------ how it computes
+
     def run(self, node: Node, slabs: Sequence[Tensor], start: int, stop: int) -> Tensor:
         """Rows [start, stop) from the needed rows of each source, cut off at the map's borders."""
         raise NotImplementedError
@@ -50,8 +121,37 @@ class Op:
         """The same on a slab that may be overwritten; None if it cannot be done in place."""
         return None
 
+    def compute(self, node: Node, strips: Strips, start: int, stop: int) -> tuple[Any, bool]:
+        """Rows [start, stop) in a strip, and whether they may be overwritten."""
+        slabs, owned = [], False
+        for index, source in enumerate(node.sources):
+            slab, own = strips.rows(source, *node.needed(index, start, stop))
+            slabs.append(slab)
+            owned = own if index == 0 else owned
+        if owned:
+            overwritten = strips.kernels.in_place(self, node, slabs[0])
+            if overwritten is not None:
+                return overwritten, True
+        out = strips.kernels.run(self, node, slabs, start, stop)
+        return out, owned if self.is_view else True
+
+    def fresh(self, node: Node, strips: Strips, start: int, stop: int) -> Any:
+        """The same in memory of its own, contiguous."""
+        slab, owned = self.compute(node, strips, start, stop)
+        return slab if owned and strips.kernels.stands_alone(slab) else strips.kernels.clone(slab)
+
+    def write(self, node: Node, strips: Strips, out: Any, start: int, stop: int) -> None:
+        """The same into a given slab."""
+        strips.kernels.copy(out, self.compute(node, strips, start, stop)[0])
+
+    def whole(self, node: Node) -> Tensor | None:
+        """The whole map, where it is there or can be made at once."""
+        return None
+
+    # ------------------------------------------------------------ what it takes
+
     def flops(self, node: Node) -> float:
-        """For the whole map."""
+        """Operations on numbers, for the whole map."""
         return float(math.prod(node.shape))
 
     def launches(self, node: Node) -> int:
@@ -67,7 +167,7 @@ class Op:
         return 0
 
     def prepare(self, node: Node) -> None:
-        """Makes what is kept from one strip to the next, before the first."""
+        """Makes what is kept from one strip to the next, before the first strip."""
 
     def kept_bytes(self) -> int:
         """Bytes kept from one strip to the next, until :meth:`release`."""
@@ -89,7 +189,13 @@ class Leaf(Op):
         yield start, stop, self.read(start, stop)
 
     def done_below(self, row: int, for_good: bool) -> None:
-        """Rows before ``row`` will not be read again in this pass, or never."""
+        """Rows before ``row`` will not be read again in this pass, or (``for_good``) never."""
+
+    def rest(self) -> None:
+        """The pass that wrote or read it is over."""
+
+    def free(self) -> None:
+        """Nobody reads it any more."""
 
     def flops(self, node: Node) -> float:
         return 0.0
@@ -137,16 +243,24 @@ class Node:
         self.device = device
         self.rows = rows
         self.order = next(_order)
-        # Asked for thousands of times while a plan is looked for.
+        # Read thousands of times while a plan is searched for.
         self.row_elements = math.prod(self.shape) // rows.count
         self.row_bytes = self.row_elements * dtype.itemsize
         self.bytes = self.row_bytes * rows.count
 
     @property
     def is_leaf(self) -> bool:
+        """Whether the map exists."""
         return isinstance(self.op, Leaf)
 
+    @property
+    def leaf(self) -> Leaf:
+        """The map, which exists."""
+        assert isinstance(self.op, Leaf)
+        return self.op
+
     def slab_shape(self, rows: int) -> tuple[int, ...]:
+        """The shape of some of its rows."""
         dim = self.rows.dim
         return (*self.shape[:dim], rows * self.rows.unit, *self.shape[dim + 1 :])
 
@@ -160,14 +274,15 @@ class Node:
         return slab.narrow(self.rows.dim, start * unit, rows * unit)
 
     def clamp(self, start: int, stop: int) -> tuple[int, int]:
+        """Rows [start, stop) as far as the map has them."""
         return max(0, start), min(self.rows.count, stop)
 
     def needed(self, source: int, start: int, stop: int) -> tuple[int, int]:
-        """Rows of a source that exist among those needed for rows [start, stop)."""
+        """Rows of a source needed for rows [start, stop), as far as the source has them."""
         return self.sources[source].clamp(*self.op.needs(self, source, start, stop))
 
     def become(self, leaf: Leaf) -> None:
-        """From now on the map is there."""
+        """From now on the map exists: it is read, and no longer computed."""
         self.op = leaf
         self.sources = ()
 

@@ -11,12 +11,11 @@ from typing import Any
 import torch
 
 from ..operations.graph import Node, Op
-from ..operations.ops import Reshape, RowByRow
+from ..operations.whole import GroupNorm
 from ..running.allocator import GRAIN, even
 from ..running.kernels import Kernels
 from .device import CASTS_INSIDE, Figures, tiles_of
 
-TURNS = frozenset(["permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis"])
 # Kernels that make a norm's line of one strip's statistics, and more for those of several; and of sums.
 OF_ONE, OF_MANY = 4, 7
 OF_ONE_SUM, OF_MANY_SUMS = 7, 3
@@ -225,19 +224,18 @@ class Counted(Kernels):
         return out
 
     def _view(self, op: Op, slab: Ghost, size: int, rows: int) -> Ghost:
-        if slab.turned and isinstance(op, Reshape):
+        if slab.turned and op.needs_order:
             self._kernel(2 * size)
             return self._ghost(size, rows)
-        turns = isinstance(op, RowByRow) and getattr(op.function, "__name__", "") in TURNS
-        return Ghost(slab.block, size, rows, slab.turned != turns, slab.alone and size == slab.size)
+        return Ghost(slab.block, size, rows, slab.turned != op.turns, slab.alone and size == slab.size)
 
     def in_place(self, op: Op, node: Node, slab: Ghost) -> Ghost | None:
-        if not isinstance(op, RowByRow) or op.overwrite is None:
+        if not op.works_in_place:
             return None
         self._kernel(2 * slab.size)
         return slab
 
-    def line(self, node: Node, moments: Any) -> None:
+    def line(self, node: Node, norm: GroupNorm, moments: Any) -> None:
         """Small: only the kernels count."""
         strips, self.meter.strips = self.meter.strips, 1
         is_sum = self.device.type != "cpu" and node.dtype.itemsize < 4

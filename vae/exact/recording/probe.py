@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from ..operations.graph import Node, Rows
-from ..operations.ops import RowByRow, Source
+from ..operations.row_by_row import Placeholder, RowByRow
 from .record import Recorded
 
 
 def template(tree: Any, sources: list[Node]) -> Any:
-    """Arguments with every recorded map replaced by its place among the sources."""
+    """Arguments with every recorded map replaced by a placeholder, and added to the sources."""
     if isinstance(tree, Recorded):
         tree = tree.node
     if isinstance(tree, Node):
         if tree not in sources:
             sources.append(tree)
-        return Source(sources.index(tree))
+        return Placeholder(sources.index(tree))
     if isinstance(tree, (list, tuple)):
         return type(tree)(template(item, sources) for item in tree)
     return tree

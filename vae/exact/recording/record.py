@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..operations.graph import Node, Rows
-from ..operations.ops import Filled, Held
+from ..operations.leaves import Filled, Held
 from .value import CannotRecord, Value
 
 # What a module may ask of a map without its data.
@@ -238,10 +238,10 @@ class Recorder(TorchFunctionMode):
         return tree
 
     def data(self, recorded: Recorded) -> Tensor:
+        """The whole map, computed now unless it is there."""
         node = recorded.node
-        if isinstance(node.op, Filled):
-            return torch.full(node.shape, node.op.value, dtype=node.dtype, device=node.device)
-        return self.materialise(node)
+        whole = node.op.whole(node)
+        return self.materialise(node) if whole is None else whole
 
     def rejoin(self, item: Any) -> Any:
         if is_plain(item) and item.ndim >= 4 and item.is_floating_point() and item.numel() >= SMALLEST_FILLED:

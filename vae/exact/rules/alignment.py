@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..operations.graph import Node, Rows
-from ..operations.ops import Coarsen, Refine
+from ..operations.regroup import Coarsen, Refine
 from ..recording.record import Recorded, Recorder, is_plain, tensors_in
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..operations.add import Add
 from ..operations.graph import Node
-from ..operations.ops import Add
 from ..recording.probe import row_by_row
 from ..recording.record import Recorded, Recorder, tensors_in
 from .alignment import aligned, joined, same_rows

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..operations.graph import Node, Rows
-from ..operations.ops import Reshape
+from ..operations.regroup import Reshape
+from ..operations.row_by_row import TURNS
 from ..recording.probe import row_by_row
 from ..recording.record import Recorded, Recorder, tensors_in
 from ..recording.value import CannotRecord, Value
@@ -40,10 +41,7 @@ SHAPES = frozenset(
 )
 
 
-PERMUTES = frozenset(["permute", "transpose", "swapaxes", "swapdims", "movedim", "moveaxis"])
-
-
-VIEWS = PERMUTES | {"unsqueeze", "squeeze", "expand"}
+VIEWS = TURNS | {"unsqueeze", "squeeze", "expand"}
 
 
 @rule(*sorted(SHAPES))
@@ -59,7 +57,7 @@ def shape(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict
         args = _without_row_size(name, args)
     twin = function(base.value.twin, *args[1:], **kwargs)
     if name in VIEWS:
-        undo = _undo_permutation(function, args, kwargs) if name in PERMUTES else _undo_unit_dim(name, args, kwargs)
+        undo = _undo_permutation(function, args, kwargs) if name in TURNS else _undo_unit_dim(name, args, kwargs)
 
         def look(node: Node) -> Node | None:
             return row_by_row(function, (node, *args[1:]), kwargs, is_view=True)

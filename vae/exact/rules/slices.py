@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..operations.graph import Node, Rows
-from ..operations.ops import Crop
+from ..operations.regroup import Crop
 from ..recording.probe import row_by_row, stand_in
 from ..recording.record import Recorded, Recorder
 from ..recording.value import CannotRecord

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ..operations.graph import Node
-from ..operations.ops import Attention, GroupNorm
+from ..operations.whole import Attention, GroupNorm
 from ..recording.probe import row_by_row
 from ..recording.record import Recorded, Recorder
 from .registry import Rule, rule

@@ -10,8 +10,11 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn import functional
 
+from ..operations.convolve import Convolve
+from ..operations.convolve_upsampled import ConvolveUpsampled
 from ..operations.graph import Node, Rows
-from ..operations.ops import Coarser, Convolution, Finer, Pad, Source, UpsampledConvolution
+from ..operations.pad import Pad
+from ..operations.row_by_row import Coarser, Finer, Placeholder
 from ..recording.probe import stand_in
 from ..recording.record import Recorded, Recorder
 from .alignment import picture
@@ -60,14 +63,14 @@ def _convolution(recorder: Recorder, function: Rule, name: str, args: Any, kwarg
     plain = (tuple(weight.shape[2:]), steps, pads, gaps, groups) == ((3, 3), (1, 1), (1, 1), (1, 1), 1)
     # Adding taps rounds them: below float32 that would be a rounding the host does not make.
     if doubled is not None and plain and node.dtype is torch.float32 and type(weight) in PLAIN:
-        op: Any = UpsampledConvolution(weight, bias)
+        op: Any = ConvolveUpsampled(weight, bias)
         return Recorded(Node(op, node.sources, shape, node.dtype, node.device, rows), recorder)
     call: Any = {"cudnn_convolution": _cudnn, "conv2d": functional.conv2d, "conv3d": _conv3d}[name]
     if pads[-2]:
         # Rows of zeros as part of the map: the line that the convolution reads then has them in place.
         node = _zero_rows(node, pads[-2])
         pads = (*pads[:-2], 0, pads[-1])
-    op = Convolution(call, weight, bias, steps, pads, gaps, groups)
+    op = Convolve(call, weight, bias, steps, pads, gaps, groups)
     return Recorded(Node(op, (node,), shape, node.dtype, node.device, rows), recorder)
 
 
@@ -146,7 +149,7 @@ def _finer(recorder: Recorder, node: Node, function: Rule, args: Any, kwargs: An
     factor = int(factors[-2])
     doubles = len(node.shape) == 4 and tuple(factors) == (2, 2)
     nearest = doubles and function is functional.interpolate
-    op = Finer(function, (Source(0), *args), kwargs, factor=factor, nearest=nearest)
+    op = Finer(function, (Placeholder(0), *args), kwargs, factor=factor, nearest=nearest)
     rows = Rows(node.rows.dim, node.rows.count * factor)
     return Recorded(Node(op, (node,), likeness.shape, node.dtype, node.device, rows), recorder)
 
@@ -191,7 +194,7 @@ def _coarser(recorder: Recorder, function: Rule, node: Node, args: Any, factor: 
     if source is None or source.rows.count % factor:
         return NotImplemented
     likeness = function(stand_in(source), *args)
-    op = Coarser(function, (Source(0), *args), {}, factor=factor)
+    op = Coarser(function, (Placeholder(0), *args), {}, factor=factor)
     rows = Rows(source.rows.dim, source.rows.count // factor)
     return Recorded(Node(op, (source,), likeness.shape, source.dtype, source.device, rows), recorder)
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..operations.graph import Node, Rows
-from ..operations.ops import Filled
+from ..operations.leaves import Filled
 from ..recording.probe import row_by_row
 from ..recording.record import Recorded, Recorder
 from ..recording.value import CannotRecord

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..operations.graph import Node, Op
-from ..operations.ops import GroupNorm
+from ..operations.whole import GroupNorm
 from .allocator import even
 from .moments import Moments
 
@@ -106,12 +106,11 @@ class Kernels:
         """An operation on a slab that may be overwritten; None where it cannot be done so."""
         return op.in_place(slab)
 
-    def line(self, node: Node, moments: Any) -> Any:
+    def line(self, node: Node, norm: GroupNorm, moments: Any) -> Any:
         """What a norm does to each channel, from the statistics of its map."""
-        assert isinstance(node.op, GroupNorm)
         gathered: Moments = moments
         dtype = torch.float64 if node.dtype is torch.float64 else torch.float32
-        return gathered.line(node.op, node.shape[1], len(node.shape), dtype)
+        return gathered.line(norm, node.shape[1], len(node.shape), dtype)
 
     def normalise(self, node: Node, out: Any, slab: Any, line: Any) -> None:
         """Scale and shift of each channel."""

@@ -7,7 +7,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from ..operations.ops import GroupNorm
+from ..operations.whole import GroupNorm
 
 
 class Moments:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..operations.graph import Node
-from ..operations.ops import GroupNorm
+from ..operations.whole import GroupNorm
 from .moments import Moments
 
 

@@ -1,0 +1,60 @@
+"""Convolutions over rows and the dims beside them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from .graph import Node, Op
+
+
+@dataclass
+class Convolve(Op):
+    """A convolution over rows and the dims beside them.
+
+    Attributes:
+        function: (x, weight, bias, stride, padding, dilation, groups) -> Tensor.
+        stride, padding, dilation: per spatial dim, rows second to last; rows are padded before, by a :class:`.pad.Pad`.
+    """
+
+    function: Callable[..., Tensor]
+    weight: Tensor
+    bias: Tensor | None
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    @property
+    def reach(self) -> int:
+        """Rows that one row of the result sees."""
+        return self.dilation[-2] * (self.weight.shape[-2] - 1) + 1
+
+    @property
+    def overlaps(self) -> bool:  # type: ignore[override]
+        return self.reach > self.stride[-2]
+
+    @property
+    def is_pointwise(self) -> bool:  # type: ignore[override]
+        return all(size == 1 for size in self.weight.shape[2:]) and all(step == 1 for step in self.stride)
+
+    def needs(self, node: Node, source: int, start: int, stop: int) -> tuple[int, int]:
+        step = self.stride[-2]
+        return start * step, (stop - 1) * step + self.reach
+
+    def run(self, node: Node, slabs: Sequence[Tensor], start: int, stop: int) -> Tensor:
+        return self.function(slabs[0], self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+    def flops(self, node: Node) -> float:
+        return 2.0 * math.prod(node.shape) * math.prod(self.weight.shape[1:])
+
+    def scratch(self, node: Node, rows: int) -> int:
+        # A CPU's kernels copy the input, the weights and the result into layouts of their own; a GPU's take a
+        # workspace of about the same size.
+        source = node.sources[0]
+        first, last = self.needs(node, 0, 0, rows)
+        weights = self.weight.numel() * self.weight.element_size()
+        return (last - first) * source.row_bytes + rows * node.row_bytes + weights
