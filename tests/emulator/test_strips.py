@@ -21,8 +21,9 @@ from torch.nn import functional
 from headroom.vae.exact import DoesNotFit, ExactRun, PlannedRun, Schedule
 from headroom.vae.exact.operations.graph import Node, Rows
 from headroom.vae.exact.operations.leaves import Held
+from headroom.vae.exact.planning.choice import Choice
 from headroom.vae.exact.planning.device import ACCELERATOR, Figures
-from headroom.vae.exact.planning.schedule import Choice, Planner
+from headroom.vae.exact.planning.planner import Planner
 from headroom.vae.exact.planning.search import NUMBERS, Search
 from headroom.vae.exact.running.sums import statistics_of
 

@@ -12,25 +12,21 @@ from torch import Tensor
 from torch.nn import functional
 
 from .cutting.passes import Analysis, Pass
-from .cutting.windows import Windows
-from .operations.graph import Leaf, Need, Node, ancestors, groups_of, moments_of
+from .operations.graph import Need, Node, ancestors, moments_of
 from .operations.leaves import Held
+from .planning.choice import PlannedBefore
 from .planning.device import Figures
-from .planning.schedule import PlannedBefore, Planner, Schedule, flops_of, make_store
+from .planning.planner import Planner
+from .planning.schedule import Schedule, flops_of
 from .planning.search import Search
 from .recording.record import Recorded, Recorder
 from .recording.value import CannotRecord
 from .rules import apply
+from .runner import PassRunner, Remains
 from .running.heap import give_back_free_pages
-from .running.kernels import Kernels
-from .running.moments import Moments
-from .running.pages import Pages
-from .running.parking import Parking
-from .running.stream import Stream, Taker
-from .running.sums import statistics_of
 
-# A result that goes elsewhere gathers on the device first, if that takes no more than this share of the largest map: a
-# copy of each strip would have the host wait.
+# A result that goes elsewhere is gathered on the device first, if it takes no more than this share of the largest map:
+# to copy each strip would make the host wait.
 GATHERED = 1 / 8
 STRIPS_BETWEEN_TRIMS = 8  # of the C library's heap: less often it grows further, more often it takes time
 
@@ -52,7 +48,7 @@ class Report:
     """What a run did.
 
     Attributes:
-        schedules: one, and one more for each function that needed a whole map.
+        schedules: one, and one more for each function that was given a whole map.
         materialised: names of those functions.
     """
 
@@ -71,6 +67,7 @@ class Report:
 
     @property
     def strips(self) -> int:
+        """Of all passes of all schedules."""
         return sum(schedule.strips for schedule in self.schedules)
 
 
@@ -94,10 +91,10 @@ class ExactRun:
             (device, dtype, queries, keys, channels, channels of values) -> bytes that it takes beyond its result.
         owned: weights that stay where they are during the run; others, on a GPU, are copied when they are recorded.
         offload: keep stored maps in host memory whatever the budget.
-        beside: sizes in bytes of tensors on the device all along that are the caller's and count in the budget: a copy
-            of the input, what the module writes into.
+        beside: bytes of each tensor of the caller's that is on the device all along and counts in the budget: a copy of
+            the input, what the module writes into.
         plans: what earlier runs decided; used again where module, shape and dtype make the same computation.
-        figures: of the device, for the plan; None = those that it tells, or the usual ones of its kind.
+        figures: of the device, for the plan; None = those that its driver tells, or the usual ones of its kind.
     """
 
     def __init__(
@@ -122,10 +119,9 @@ class ExactRun:
         self.on_strip, self.on_plan = on_strip, on_plan
         self.plans = {} if plans is None else plans
         self.figures = figures
-        self.statistics: dict[tuple[Node, int], Moments] = {}
-        self.kept: set[Node] = set()  # from pass to pass
+        self.remains = Remains()
         self.report = Report()
-        # Without a circle, so that the last map, weights that were copied and the input go when the run does.
+        # The recorder must not hold the run: the last map, copied weights and the input are to go when the run goes.
         own = weakref.proxy(self)
         self.recorder = Recorder(
             lambda node: own._materialise(node), lambda pairs: own._write_into(pairs), apply, attend, owned
@@ -153,7 +149,7 @@ class ExactRun:
         node = result.node
         self.recorder.live.clear()
         del result
-        # Zeros and not empty: the picture so far is shown while it is made.
+        # Zeros, and not uninitialised: the picture so far is shown while it is made.
         dtype, device = self.out_dtype or node.dtype, self.out_device or node.device
         out = torch.zeros(node.shape, dtype=dtype, device=node.device if self._gathers(node, device) else device)
         self._execute([(node, out)], allocated=True)
@@ -168,9 +164,7 @@ class ExactRun:
 
     def close(self) -> None:
         """Lets go of everything."""
-        self.statistics.clear()
-        for node in list(self.kept):
-            self._free(node)
+        self.remains.clear()
         self.recorder.live.clear()
         self.recorder.made.clear()
         self.recorder.pending.clear()
@@ -189,7 +183,7 @@ class ExactRun:
         outputs = {node: out for node, out in pairs}
         device = next(iter(outputs)).device
         later = [node for node in self.recorder.nodes_alive() if node not in outputs]
-        known = [Need(node, moments_of(groups)) for node, groups in self.statistics]
+        known = [Need(node, moments_of(groups)) for node, groups in self.remains.statistics]
         analysis = Analysis(list(outputs), later, known)
         on_device = [out for out in outputs.values() if out.device.type == device.type] if allocated else []
         made = [out.nbytes for out in on_device]
@@ -213,10 +207,10 @@ class ExactRun:
         return schedule
 
     def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device) -> None:
-        passes = PassRunner(self, schedule, pairs, device)
+        passes = PassRunner(self.remains, schedule, pairs, device)
         done = 0.0
         try:
-            # Counted now: what is computed becomes leaves as the passes run.
+            # Counted before they run: what a pass computes becomes a leaf, which costs nothing.
             for one, windows, flops in zip(
                 schedule.passes, schedule.windows, [flops_of(one) for one in schedule.passes]
             ):
@@ -236,86 +230,3 @@ class ExactRun:
             self.on_strip((done + of_strip * number) / max(1.0, schedule.flops), out)
 
         return before_strip
-
-    def _free(self, node: Node) -> None:
-        """A map that a pass left is gone; also for its node, which a store knows."""
-        if node not in self.kept:
-            return
-        self.kept.discard(node)
-        node.leaf.free()
-        node.op = Held(torch.empty(0), 0)
-
-
-class PassRunner:
-    """Runs the passes of a schedule: what they store, and what takes it.
-
-    Args:
-        run: keeps statistics and gathered maps for later schedules.
-        pairs: outputs, and where they go.
-    """
-
-    def __init__(
-        self, run: ExactRun, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device
-    ) -> None:
-        self.owner, self.pairs, self.choice = run, pairs, schedule.choice
-        self.kernels = Kernels(device)
-        self.parking = Parking(device)
-        page_bytes = schedule.page_bytes
-        self.pages = Pages(page_bytes, self.kernels, self.choice.outside) if page_bytes else None
-
-    def run(self, one: Pass, windows: Windows, before_strip: Callable[[int], None]) -> None:
-        """One pass; its targets become leaves."""
-        takers, leaves, moments = self.takers(one)
-        reads = {node: node.leaf for node in one.read}
-        Stream(windows, reads, takers, self.owner.statistics, self.kernels).run(before_strip)
-        self.finish(one, leaves, moments)
-
-    def finish(self, one: Pass, leaves: dict[Node, Leaf], moments: dict[tuple[Node, int], Moments]) -> None:
-        """What the pass made takes the place of what it read."""
-        for leaf in (*(node.leaf for node in one.read), *leaves.values()):
-            leaf.rest()
-        for every in moments.values():
-            every.merge()  # a thousand strips leave a MiB
-        self.owner.statistics |= moments
-        for node, leaf in leaves.items():
-            node.become(leaf)
-        self.owner.kept |= set(leaves)
-        for node in one.last_reads:
-            self.owner._free(node)
-
-    def close(self) -> None:
-        """Ends what is on its way, also after a failure."""
-        self.parking.close()
-
-    def takers(self, one: Pass) -> tuple[dict[Node, list[Taker]], dict[Node, Leaf], dict[tuple[Node, int], Moments]]:
-        """What takes the rows of each target, the leaves that it fills, and the statistics."""
-        takers: dict[Node, list[Taker]] = {}
-        leaves: dict[Node, Leaf] = {}
-        moments: dict[tuple[Node, int], Moments] = {}
-        for node, purpose in one.targets:
-            of_node = takers.setdefault(node, [])
-            if purpose == "stored":
-                leaves[node] = store = make_store(node, self.choice, self.kernels, self.pages, self.parking)
-                of_node.append(store.append)
-            elif purpose == "whole":
-                whole = torch.empty(node.shape, dtype=node.dtype, device=node.device)
-                leaves[node] = Held(whole, node.rows.dim, node.rows.unit)
-                of_node.append(_into(whole, node))
-            elif purpose == "output":
-                of_node += [_into(out, node) for other, out in self.pairs if other is node]
-            else:
-                groups = groups_of(purpose)
-                moments[node, groups] = gathered = statistics_of(node, groups)
-                of_node.append(_moments(gathered))
-        return takers, leaves, moments
-
-
-def _into(out: Tensor, node: Node) -> Taker:
-    def take(first: int, rows: Tensor, own: bool) -> None:
-        node.cut(out, first, rows.shape[node.rows.dim] // node.rows.unit).copy_(rows)
-
-    return take
-
-
-def _moments(moments: Moments) -> Taker:
-    return lambda first, rows, own: moments.add(rows)

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from .engine import ExactRun, PassRunner
-from .operations.graph import Leaf, Node, groups_of
+from .engine import ExactRun
+from .operations.graph import Node, groups_of
 from .operations.leaves import Held
 from .planning.schedule import Schedule
-from .running.moments import Moments
-from .running.pages import Paged
-from .running.stores import Slabs
+from .runner import Outlets, PassRunner
+from .running.stores import RowStore
 from .running.sums import statistics_of
 
-# Plans are at most so much above the truth: what is planned lower than this share of the highest is not it.
+# No plan is further above the truth than this: a pass planned below this share of the highest peak has not the highest.
 SHARE = 0.6
 MOST_FOLLOWED = 500  # strips times the nodes of their pass: a second or two
 
 
 class PlannedRun(ExactRun):
-    """An :class:`ExactRun` that stops short of the work; :attr:`report` tells its peak.
+    """An :class:`ExactRun` that plans and does not run; :attr:`report` tells its peak.
 
-    Maps that the work would leave for later are there without data, so that each later stretch is planned as it would
-    be.
+    Maps that a run would leave for later passes are there without data, so that each later schedule is planned as in a
+    run.
     """
 
     def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device) -> None:
@@ -36,16 +36,16 @@ class PlannedRun(ExactRun):
                     node.become(Held(map_, node.rows.dim, node.rows.unit))
                 elif purpose != "output":
                     groups = groups_of(purpose)
-                    self.statistics[node, groups] = statistics_of(node, groups)
+                    self.remains.statistics[node, groups] = statistics_of(node, groups)
             for node in one.last_reads:
-                self._free(node)
+                self.remains.free(node)
 
 
 class FollowedRun(PlannedRun):
-    """An :class:`ExactRun` of the passes with the highest planned peaks, and of the others what they leave.
+    """An :class:`ExactRun` of the passes with the highest planned peaks; of the others only what they leave.
 
-    For tensors without data, under a tracker: what it sees at most is the peak of the whole run, if that is at least
-    :attr:`left`.
+    For tensors without data, under a tracker. The highest that it sees is the peak of the whole run, if it is no lower
+    than :attr:`left`.
 
     Attributes:
         left: the highest planned peak of the passes that were not run; None: there were too many to run.
@@ -60,16 +60,16 @@ class FollowedRun(PlannedRun):
             super()._run(schedule, pairs, device)
             return
         self.left = max([self.left, *(peak for at, peak in enumerate(schedule.peaks) if at not in followed)])
-        passes = PassRunner(self, schedule, pairs, device)
+        passes = PassRunner(self.remains, schedule, pairs, device)
         for at, (one, windows) in enumerate(zip(schedule.passes, schedule.windows)):
             if at in followed:
                 passes.run(one, windows, lambda number: None)
                 continue
-            _, leaves, moments = passes.takers(one)
+            outlets = passes.outlets(one)
             for node in one.last_reads:
-                self._free(node)
-            _leave(leaves, moments)  # once what they read is gone: a strip at a time, the two are never there at once
-            passes.finish(one, leaves, moments)
+                self.remains.free(node)
+            _leave(outlets)  # once what the pass read is gone: strip by strip, the two are never there at once
+            passes.finish(one, outlets)
 
 
 def _highest(schedule: Schedule) -> set[int]:
@@ -82,14 +82,12 @@ def _highest(schedule: Schedule) -> set[int]:
     return found if work <= MOST_FOLLOWED else set()
 
 
-def _leave(leaves: Mapping[Node, Leaf], moments: Mapping[tuple[Node, int], Moments]) -> None:
+def _leave(outlets: Outlets) -> None:
     """What a pass leaves: maps, and statistics of a row that takes no memory itself."""
-    for leaf in leaves.values():
-        if isinstance(leaf, Paged):
-            leaf.open_all()
-        elif isinstance(leaf, Slabs):
-            leaf.put(0, leaf.node.rows.count, leaf.kernels.empty(leaf.node, leaf.node.rows.count))
-    for (node, _), gathered in moments.items():
+    for store in outlets.leaves.values():
+        if isinstance(store, RowStore):
+            store.open([(0, store.node.rows.count)], partial(store.kernels.empty, store.node))
+    for (node, _), moments in outlets.moments.items():
         shape = list(node.shape)
         shape[node.rows.dim] = node.rows.unit
-        gathered.add(torch.empty((), dtype=node.dtype, device=node.device).expand(shape))
+        moments.add(torch.empty((), dtype=node.dtype, device=node.device).expand(shape))

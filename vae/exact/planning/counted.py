@@ -1,6 +1,7 @@
-"""Counts what a pass takes, without data: bytes alive, kernels, seconds.
+"""Counts what a pass takes: bytes alive, kernels, seconds.
 
-The pass's own code runs on :class:`Ghost` slabs, which have a size, an owner and an end, as tensors have.
+The pass's own code runs on slabs without data (:mod:`.ghosts`), with these kernels instead of
+:class:`..running.kernels.Kernels`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import torch
 
 from ..operations.graph import Node, Op
 from ..operations.whole import GroupNorm
-from ..running.allocator import GRAIN, even
+from ..running.allocator import GRAIN
 from ..running.kernels import Kernels
 from .device import CASTS_INSIDE, Figures, tiles_of
+from .ghosts import Allocation, Ghost, GhostMemory
 
 # Kernels that make a norm's line of one strip's statistics, and more for those of several; and of sums.
 OF_ONE, OF_MANY = 4, 7
@@ -22,93 +24,17 @@ OF_ONE_SUM, OF_MANY_SUMS = 7, 3
 FOLDING = 7  # kernels per parity of rows
 
 
-class Meter:
-    """What is alive, what was most, and what it took.
+class Counted(GhostMemory, Kernels):
+    """On ghosts: each kernel adds to the meter what it takes.
 
-    Attributes:
-        strips: for how many strips the one that runs stands; while it is not one, no peak is taken.
-        launches, seconds: of all kernels, the seconds without the host's.
-        sent, fetched: bytes to and from host memory.
-        stored: of what is alive, maps in pages, whose bytes are known.
-        host, host_peak: bytes there, now and at most.
+    Args:
+        several: the pass has several strips, whose statistics are merged.
     """
-
-    __slots__ = (
-        "fetched", "figures", "host", "host_peak", "launches", "live", "peak", "seconds", "sent", "stored", "strips",
-    )  # fmt: skip
-
-    def __init__(self, figures: Figures) -> None:
-        self.figures = figures
-        self.live = self.stored = self.peak = self.launches = self.sent = self.fetched = self.host = self.host_peak = 0
-        self.seconds = 0.0
-        self.strips = 1
-
-    def take(self, size: int) -> None:
-        self.live += size
-        self.passing(0)
-
-    def passing(self, size: int) -> None:
-        """Bytes that are there for a moment."""
-        if self.strips > 1:
-            return
-        figures, of_strips = self.figures, self.live + size - self.stored
-        level = self.stored + int(of_strips * figures.margin) + figures.least_margin
-        if level > self.peak:
-            self.peak = level
-
-
-class Block:
-    """Memory with an owner: gone with the last slab in it."""
-
-    __slots__ = ("meter", "size")
-
-    def __init__(self, meter: Meter, size: int) -> None:
-        self.meter, self.size = meter, meter.figures.block(size)
-        meter.take(self.size)
-
-    def __del__(self) -> None:
-        self.meter.live -= self.size
-
-
-class Page(Block):
-    """Of a stored map."""
-
-    __slots__ = ()
-
-    def __init__(self, meter: Meter, size: int) -> None:
-        meter.stored += meter.figures.block(size)
-        super().__init__(meter, size)
-
-    def __del__(self) -> None:
-        self.meter.stored -= self.size
-        super().__del__()
-
-
-class Ghost:
-    """A slab without data.
-
-    Attributes:
-        block: its memory; None: it belongs to somebody who counts for himself.
-        size: bytes.
-        rows: of the node that it is of.
-        turned: its dims lie in another order than its elements.
-        alone: it is all that its memory holds.
-    """
-
-    __slots__ = ("alone", "block", "rows", "size", "turned")
-
-    def __init__(self, block: Block | None, size: int, rows: int, turned: bool = False, alone: bool = False) -> None:
-        self.block, self.size, self.rows, self.turned, self.alone = block, size, rows, turned, alone
-
-
-class Counted(Kernels):
-    """On ghosts."""
 
     def __init__(self, device: torch.device, figures: Figures, several: bool = True) -> None:
-        super().__init__(device)
-        self.figures, self.meter = figures, Meter(figures)
-        self.several = several  # strips, which statistics are merged over
-        self.kept: dict[int, Block] = {}
+        super().__init__(device, figures)
+        self.several = several
+        self.kept: dict[int, Allocation] = {}
         self.pieces = 1
 
     def _kernel(
@@ -126,70 +52,23 @@ class Counted(Kernels):
         each = max(1, launches)
         meter.seconds += each * figures.seconds(flops / each, moved / each, dtype, tiles)
 
-    def _ghost(self, size: int, rows: int) -> Ghost:
-        return Ghost(Block(self.meter, size), size, rows, alone=True)
-
-    def elsewhere(self, node: Node, rows: int) -> Ghost:
-        """A part of a tensor that is counted by its owner."""
-        return Ghost(None, node.row_bytes * rows, rows)
-
-    # ------------------------------------------------------------ slabs
-
-    def empty(self, node: Node, rows: int) -> Ghost:
-        size = node.row_bytes * rows
-        asked = even(size, self.device)
-        return Ghost(Block(self.meter, asked), size, rows, alone=asked == size)
-
-    def memory(self, size: int) -> Ghost:
-        return Ghost(Page(self.meter, size), size, 0)
-
-    def outside(self, size: int) -> Ghost:
-        self.meter.host += size
-        self.meter.host_peak = max(self.meter.host_peak, self.meter.host)
-        return Ghost(None, size, 0)
-
-    def size_of(self, memory: Ghost) -> int:
-        return memory.size
-
-    def slab(self, size: int, rows: int) -> Ghost:
-        """One that is there."""
-        return self._ghost(size, rows)
-
-    def shaped(self, node: Node, memory: Ghost, rows: int, dtype: torch.dtype) -> Ghost:
-        return Ghost(memory.block, node.row_elements * rows * dtype.itemsize, rows)
-
-    def cut(self, node: Node, slab: Ghost, start: int, rows: int) -> Ghost:
-        if rows == slab.rows:
-            return slab
-        return Ghost(slab.block, slab.size * rows // slab.rows, rows, slab.turned)
-
-    def columns(self, node: Node, slab: Ghost, first: int, count: int) -> Ghost:
-        if count == node.shape[-1]:
-            return slab
-        return Ghost(slab.block, slab.size * count // node.shape[-1], slab.rows, slab.turned)
-
-    def stands_alone(self, slab: Ghost) -> bool:
-        return slab.block is not None and slab.alone and not slab.turned
-
-    # ------------------------------------------------------------ work
-
     def copy(self, into: Ghost, slab: Ghost) -> None:
         self._kernel(into.size + slab.size)
 
     def clone(self, slab: Ghost) -> Ghost:
         self._kernel(2 * slab.size)
-        return self._ghost(slab.size, slab.rows)
+        return self.slab(slab.size, slab.rows)
 
     def view(self, slab: Ghost) -> Ghost:
         if self.meter.strips == 1 or slab.block is None:
             return slab
-        # What the last of the strips would hold.
-        return Ghost(Block(self.meter, slab.block.size // self.meter.strips + slab.size), slab.size, slab.rows)
+        # What the last of the strips that this one stands for would hold.
+        return Ghost(Allocation(self.meter, slab.block.size // self.meter.strips + slab.size), slab.size, slab.rows)
 
     def cast(self, slab: Ghost, dtype: torch.dtype) -> Ghost:
         size = slab.size // 2 if dtype.itemsize == 2 else slab.size * 2
         self._kernel(slab.size + size)
-        return self._ghost(size, slab.rows)
+        return self.slab(size, slab.rows)
 
     def highest(self, slab: Ghost, before: Any) -> None:
         self._kernel(slab.size)
@@ -210,8 +89,8 @@ class Counted(Kernels):
         if op.is_view:
             return self._view(op, slabs[0], size, rows)
         inside = op.temporaries(node, start, stop)
-        held = Block(self.meter, inside) if inside else None
-        out = self._ghost(size, rows)
+        held = Allocation(self.meter, inside) if inside else None
+        out = self.slab(size, rows)
         scratch = int(op.scratch(node, rows) * self.figures.scratch)
         if scratch:
             self.meter.passing(scratch)
@@ -226,7 +105,7 @@ class Counted(Kernels):
     def _view(self, op: Op, slab: Ghost, size: int, rows: int) -> Ghost:
         if slab.turned and op.needs_order:
             self._kernel(2 * size)
-            return self._ghost(size, rows)
+            return self.slab(size, rows)
         return Ghost(slab.block, size, rows, slab.turned != op.turns, slab.alone and size == slab.size)
 
     def in_place(self, op: Op, node: Node, slab: Ghost) -> Ghost | None:
@@ -236,7 +115,7 @@ class Counted(Kernels):
         return slab
 
     def line(self, node: Node, norm: GroupNorm, moments: Any) -> None:
-        """Small: only the kernels count."""
+        """Of it only the kernels count: it is small."""
         strips, self.meter.strips = self.meter.strips, 1
         is_sum = self.device.type != "cpu" and node.dtype.itemsize < 4
         one, many = (OF_ONE_SUM, OF_MANY_SUMS) if is_sum else (OF_ONE, OF_MANY)
@@ -248,8 +127,8 @@ class Counted(Kernels):
             self.meter.passing(4 * out.size)  # the slab in float32, and the result
         self._kernel(out.size + slab.size)
 
-    def statistics(self, node: Node, slab: Ghost) -> list[Block]:
-        """What :meth:`Moments.add` takes, and what it keeps: two small tensors a strip."""
+    def statistics(self, node: Node, slab: Ghost) -> list[Allocation]:
+        """What :meth:`..running.moments.Moments.add` takes, and what it keeps: two small tensors a strip."""
         half = node.dtype.itemsize < 4
         wide = slab.size * 2 if half else slab.size
         if self.device.type == "cpu":
@@ -261,13 +140,13 @@ class Counted(Kernels):
             for _ in range(1 + half):
                 self._kernel(slab.size)
         strips = -(-self.meter.strips // self.pieces)
-        return [Block(self.meter, GRAIN * strips), Block(self.meter, GRAIN * strips)]
+        return [Allocation(self.meter, GRAIN * strips), Allocation(self.meter, GRAIN * strips)]
 
     def begin(self, op: Op, node: Node) -> None:
         size = op.kept_bytes()
         if size:
-            self.meter.passing(size * 15 // 8)  # with the sums and stacks that it is made of
-            self.kept[id(op)] = Block(self.meter, size)
+            self.meter.passing(size * 15 // 8)  # and the sums and stacks that it is made of
+            self.kept[id(op)] = Allocation(self.meter, size)
             self._kernel(3 * size, 0, 2 * FOLDING)
 
     def share(self, pieces: int) -> None:
@@ -277,12 +156,12 @@ class Counted(Kernels):
         self.kept.pop(id(op), None)
 
 
-class Sizes:
+class CountedMoments:
     """Statistics of a map, as far as they take memory."""
 
     def __init__(self, kernels: Counted, node: Node) -> None:
         self.kernels, self.node = kernels, node
-        self.kept: list[Block] = []
+        self.kept: list[Allocation] = []
 
     def add(self, slab: Ghost) -> None:
         self.kept += self.kernels.statistics(self.node, slab)
@@ -305,46 +184,3 @@ class There:
 
     def rest(self) -> None:
         """Others count it."""
-
-
-class CountedTicket:
-    """A slab in host memory, as far as it takes memory."""
-
-    __slots__ = ("rows", "size", "slab")
-
-    def __init__(self, slab: Ghost) -> None:
-        self.slab: Ghost | None = slab
-        self.size, self.rows = slab.size, slab.rows
-
-
-class CountedParking:
-    """:class:`..running.parking.Parking` of ghosts."""
-
-    def __init__(self, kernels: Counted) -> None:
-        self.kernels = kernels
-
-    def send(self, node: Node, slab: Ghost) -> CountedTicket:
-        self.kernels.meter.sent += slab.size
-        return self.put(slab)
-
-    def put(self, slab: Ghost) -> CountedTicket:
-        """One that is there already."""
-        meter = self.kernels.meter
-        meter.host += slab.size
-        meter.host_peak = max(meter.host_peak, meter.host)
-        return CountedTicket(slab)
-
-    def left(self, ticket: CountedTicket | None) -> None:
-        if ticket is not None:
-            ticket.slab = None
-
-    def fetch(self, ticket: CountedTicket) -> Ghost:
-        self.kernels.meter.fetched += ticket.size
-        return Ghost(Block(self.kernels.meter, ticket.size), ticket.size, ticket.rows)
-
-    def arrived(self, arrival: Ghost) -> Ghost:
-        return arrival
-
-    def give_up(self, ticket: CountedTicket) -> None:
-        ticket.slab = None
-        self.kernels.meter.host -= ticket.size

@@ -8,7 +8,9 @@ from dataclasses import replace
 import torch
 
 from ..operations.graph import Node
-from .schedule import Choice, Planner, Schedule
+from .choice import Choice
+from .planner import Planner
+from .schedule import Schedule
 
 FINER = 0.8  # strips of the next try, to those of the last
 LEAST_ROWS = 2.0  # of the widest map in a strip on an accelerator: lower ones cost more kernels than they save bytes

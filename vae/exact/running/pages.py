@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -14,15 +14,15 @@ from .stores import RowStore, rows_of
 
 
 class Pages:
-    """Equal pieces of memory. One that a map has done with is the next that another gets.
+    """Equal pieces of memory. A page that one map has done with is the next that another map gets.
 
-    Only one page waits for that, so that no more is held than the maps need.
+    Only one page is held back for that, so that no more is held than the maps need.
 
     Args:
         page_bytes: of one page.
         kernels: where the memory comes from.
-        outside: pages lie outside PyTorch's allocator, as host memory does for an accelerator, and are copied to and
-            fro: so the device's share can be measured on a CPU.
+        outside: pages lie outside PyTorch's allocator, as host memory does for an accelerator, and are copied there
+            and back, so that the device's share can be measured on a CPU.
     """
 
     def __init__(self, page_bytes: int, kernels: Kernels, outside: bool = False) -> None:
@@ -45,6 +45,8 @@ class Pages:
 
 class Paged(RowStore):
     """One map in pages."""
+
+    keeps_strips = False
 
     def __init__(self, node: Node, kernels: Kernels, dtype: torch.dtype, pages: Pages) -> None:
         super().__init__(node, kernels, dtype)
@@ -71,8 +73,7 @@ class Paged(RowStore):
                 kernels.copy(there, self.slabs.pop(page))
         kernels.share(1)
 
-    def open_all(self) -> None:
-        """Takes the memory of all rows, with nothing in it: for maps without data."""
+    def open(self, layout: Iterable[tuple[int, int]], slab: Callable[[int], Any]) -> None:
         for page in range(math.ceil(self.node.rows.count / self.rows_of_page)):
             self._open(page)
 

@@ -1,8 +1,8 @@
 """Slabs sent to page-locked host memory and fetched back while the computation goes on.
 
-Every memory that a stream may still use has an owner here until an event says that it has done: slabs that leave are
-kept until the computation has waited for their copy, page-locked memory until the copies out of it are over, and
-:meth:`Parking.close` waits for the rest, however the run ends. Nothing makes the host wait.
+Memory that a stream may still use has an owner here until an event says that the stream is done with it: slabs that
+leave are kept until the computation has waited for their copy, page-locked memory until the copies out of it are over.
+:meth:`Parking.close` waits for what is left, however the run ends. Nothing makes the host wait.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Ticket:
 
     Attributes:
         memory: page-locked, where that can be had.
-        slab: what is copied there, kept while that may not be over.
-        written: when it is.
-        free: when the last copy out of it is over.
+        slab: what is copied there, kept as long as the copy may not be over.
+        written: event: the copy is over.
+        free: event: the last copy out of the memory is over.
     """
 
     memory: Tensor
@@ -35,7 +35,7 @@ class Ticket:
 
 @dataclass
 class Arrival:
-    """A slab that comes back, and when it is there."""
+    """A slab that comes back, and the event that says it is there."""
 
     slab: Tensor
     event: Any
@@ -58,7 +58,7 @@ class Parking:
         self.vacant: list[Ticket] = []
 
     def put(self, slab: Tensor) -> Ticket:
-        """A slab that is there already, as a plan has them."""
+        """A slab that is there already: only a plan has such (:mod:`..planning.counted_parking`)."""
         raise NotImplementedError
 
     def send(self, node: Node, slab: Tensor) -> Ticket:
@@ -86,7 +86,7 @@ class Parking:
         slab = torch.empty(ticket.memory.shape, dtype=ticket.memory.dtype, device=self.device)
         if self.back is None:
             return Arrival(slab.copy_(ticket.memory), None)
-        # The new slab may lie where the computation has just worked.
+        # The new slab may lie in memory that the computation has just used.
         self.back.wait_stream(self._current())
         self.back.wait_event(ticket.written)
         with self.module.stream(self.back):
@@ -107,7 +107,7 @@ class Parking:
         self.vacant.append(ticket)
 
     def close(self) -> None:
-        """After this nothing is on its way any more, in the order of the computation."""
+        """The computation goes on when nothing is on its way any more."""
         if self.out is not None:
             self._current().wait_stream(self.out)
             self._current().wait_stream(self.back)
@@ -127,5 +127,5 @@ class Parking:
 def _locked(like: Tensor) -> Tensor:
     try:
         return torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
-    except RuntimeError:  # no more of it, or a device that has none
+    except RuntimeError:  # there is no more of it, or the device has none
         return torch.empty(like.shape, dtype=like.dtype)

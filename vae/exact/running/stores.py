@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -30,25 +30,34 @@ class RowStore(Leaf):
         dtype: kept in; read back in the node's own.
     """
 
+    #: Each strip stays a slab of its own, as it came.
+    keeps_strips = True
+
     def __init__(self, node: Node, kernels: Kernels, dtype: torch.dtype) -> None:
-        # Not the node itself: it becomes this.
+        # Not the node itself, whose operation this will be.
         self.node = Node(self, (), node.shape, node.dtype, node.device, node.rows)
         self.kernels, self.kept = kernels, dtype
         self.highest: Any = None  # value that a narrower dtype has to hold
+        self.parts: list[tuple[int, int, Any]] = []  # where strips stay as they come: first row, end, what holds them
 
     def append(self, start: int, slab: Any, own: bool) -> None:
         """Rows [start, ...) of the map; ``own``: the slab is exactly these rows, and nobody will write to it."""
         raise NotImplementedError
 
-    def put(self, start: int, stop: int, slab: Any) -> None:
-        """A slab that is there already, when a pass is planned."""
+    def open(self, layout: Iterable[tuple[int, int]], slab: Callable[[int], Any]) -> None:
+        """Takes the memory of all rows with nothing in it: for maps without data.
+
+        Args:
+            layout: first row and end of each slab.
+            slab: makes one of so many rows.
+        """
         raise NotImplementedError
 
     def rest(self) -> None:
         """The pass is over.
 
         Raises:
-            StoreOverflow: a value was too large for float16. Asked once a pass: the host waits for the answer.
+            StoreOverflow: a value was too large for float16. Asked once a pass, since the host waits for the answer.
         """
         highest, self.highest = self.highest, None
         if highest is not None and (value := self.kernels.number(highest)) > HALF_LIMIT:
@@ -87,15 +96,11 @@ class RowStore(Leaf):
 class Slabs(RowStore):
     """On the device: each strip stays where it was computed."""
 
-    def __init__(self, node: Node, kernels: Kernels, dtype: torch.dtype) -> None:
-        super().__init__(node, kernels, dtype)
-        self.parts: list[tuple[int, int, Any]] = []  # first row, end, slab
-
     def append(self, start: int, slab: Any, own: bool) -> None:
         self.parts.append((start, start + rows_of(self.node, slab), self.to_keep(slab, own)))
 
-    def put(self, start: int, stop: int, slab: Any) -> None:
-        self.parts.append((start, stop, slab))
+    def open(self, layout: Iterable[tuple[int, int]], slab: Callable[[int], Any]) -> None:
+        self.parts += [(first, stop, slab(stop - first)) for first, stop in layout]
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, Any]]:
         for first, end, slab in self.parts:
@@ -117,21 +122,21 @@ class Parked(RowStore):
     def __init__(self, node: Node, kernels: Kernels, dtype: torch.dtype, parking: Parking) -> None:
         super().__init__(node, kernels, dtype)
         self.parking = parking
-        self.parts: list[tuple[int, int, Any]] = []  # first row, end, ticket
         self.leaving: Any = None  # on its way to host memory
         self.near: dict[int, Any] = {}  # by first row: on the device, or on its way
 
     def append(self, start: int, slab: Any, own: bool) -> None:
         kept = self.to_keep(slab, own)
-        # The last strip had this one's computation to leave in: hardly ever is it waited for.
+        # The last strip left while this one was computed: it is hardly ever waited for.
         self.parking.left(self.leaving)
         self.leaving = self.parking.send(self.node, kept)
         self.parts.append((start, start + rows_of(self.node, slab), self.leaving))
 
-    def put(self, start: int, stop: int, slab: Any) -> None:
-        ticket = self.parking.put(slab)
-        self.parking.left(ticket)
-        self.parts.append((start, stop, ticket))
+    def open(self, layout: Iterable[tuple[int, int]], slab: Callable[[int], Any]) -> None:
+        for first, stop in layout:
+            ticket = self.parking.put(slab(stop - first))
+            self.parking.left(ticket)
+            self.parts.append((first, stop, ticket))
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, Any]]:
         for place, (first, end, ticket) in enumerate(self.parts):

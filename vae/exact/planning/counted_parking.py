@@ -1,0 +1,50 @@
+"""Host memory beside the device, without data: :mod:`..running.parking` of ghosts."""
+
+from __future__ import annotations
+
+from ..operations.graph import Node
+from .counted import Counted
+from .ghosts import Allocation, Ghost
+
+
+class CountedTicket:
+    """A slab in host memory, as far as it takes memory."""
+
+    __slots__ = ("rows", "size", "slab")
+
+    def __init__(self, slab: Ghost) -> None:
+        self.slab: Ghost | None = slab
+        self.size, self.rows = slab.size, slab.rows
+
+
+class CountedParking:
+    """:class:`..running.parking.Parking` of ghosts."""
+
+    def __init__(self, kernels: Counted) -> None:
+        self.kernels = kernels
+
+    def send(self, node: Node, slab: Ghost) -> CountedTicket:
+        self.kernels.meter.sent += slab.size
+        return self.put(slab)
+
+    def put(self, slab: Ghost) -> CountedTicket:
+        """A slab that is there already, when a pass is planned."""
+        meter = self.kernels.meter
+        meter.host += slab.size
+        meter.host_peak = max(meter.host_peak, meter.host)
+        return CountedTicket(slab)
+
+    def left(self, ticket: CountedTicket | None) -> None:
+        if ticket is not None:
+            ticket.slab = None
+
+    def fetch(self, ticket: CountedTicket) -> Ghost:
+        self.kernels.meter.fetched += ticket.size
+        return Ghost(Allocation(self.kernels.meter, ticket.size), ticket.size, ticket.rows)
+
+    def arrived(self, arrival: Ghost) -> Ghost:
+        return arrival
+
+    def give_up(self, ticket: CountedTicket) -> None:
+        ticket.slab = None
+        self.kernels.meter.host -= ticket.size

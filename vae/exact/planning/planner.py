@@ -1,0 +1,132 @@
+"""Schedules for one computation: each choice is planned by counting what its passes take."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+import torch
+
+from ..cutting.passes import Analysis, Pass
+from ..cutting.windows import Windows
+from ..operations.graph import Node
+from ..running.allocator import CUT_FROM, EVEN_BYTES
+from .card import figures_of
+from .choice import Choice, PlannedBefore, is_parked, kept_dtype
+from .counted_pass import CountedPass
+from .device import Figures
+from .schedule import Course, PassCost, Schedule
+
+
+class Planner:
+    """Schedules for one computation.
+
+    Args:
+        analysis: its passes.
+        device: where it runs.
+        beside: bytes of each tensor that is there all along: outputs that the run makes, and what is the caller's.
+        figures: of the device; None: :func:`figures_of` it.
+    """
+
+    def __init__(
+        self, analysis: Analysis, device: torch.device, beside: Sequence[int], figures: Figures | None = None
+    ) -> None:
+        self.analysis, self.device = analysis, device
+        self.figures = figures or figures_of(device)
+        self.beside = sum(map(self.figures.block, beside))
+        self._costs: dict[Hashable, PassCost] = {}
+        self._passes: dict[frozenset[Node], list[Pass]] = {}
+
+    def signature(self) -> Hashable:
+        """Equal for computations that can share a plan: operations, shapes, dtypes, device."""
+        nodes = self.analysis.nodes
+        described = tuple((type(node.op).__name__, node.shape, node.dtype) for node in nodes)
+        return (str(self.device), self.figures, self.beside, described)
+
+    def remember(self, choice: Choice) -> PlannedBefore:
+        """A choice for later computations of the same signature."""
+        places = {node: place for place, node in enumerate(self.analysis.first)}
+        bare = replace(choice, recomputed=frozenset(), parked=frozenset())
+        recomputed, parked = (tuple(places[node] for node in nodes) for nodes in (choice.recomputed, choice.parked))
+        return PlannedBefore(bare, recomputed, parked)
+
+    def again(self, planned: PlannedBefore) -> Schedule:
+        """The schedule of a remembered choice."""
+        nodes = list(self.analysis.first)
+        recomputed, parked = (
+            frozenset(nodes[place] for place in places) for places in (planned.recomputed, planned.parked)
+        )
+        return self.schedule(replace(planned.choice, recomputed=recomputed, parked=parked))
+
+    def schedule(self, choice: Choice) -> Schedule:
+        """The passes of a choice, and what they take."""
+        passes = self.passes(choice)
+        page_bytes = self._page_bytes(passes, choice)
+        course = Course(self.figures, choice, self.beside)
+        for place, one in enumerate(passes):
+            course.add(one, self._cost(one, self.strip_rows(one, place, choice), page_bytes, course))
+        return course.schedule(passes, page_bytes)
+
+    def passes(self, choice: Choice) -> list[Pass]:
+        """The passes of a choice."""
+        if choice.recomputed not in self._passes:
+            self._passes[choice.recomputed] = self.analysis.passes(choice.recomputed)
+        return self._passes[choice.recomputed]
+
+    def _page_bytes(self, passes: list[Pass], choice: Choice) -> int:
+        """Bytes of a few rows of the widest stored map: narrower maps, of a half or a quarter, fill such pages too."""
+        least = self.figures.page_bytes
+        rows = (node.row_elements * kept_dtype(node, choice).itemsize for one in passes for node in one.stored)
+        widest = max(rows, default=least) if least else 0
+        return widest * max(1, least // widest) if least else 0
+
+    def _cost(self, one: Pass, rows: int, page_bytes: int, course: Course) -> PassCost:
+        """What a pass takes in strips of so many rows; counted once for all choices that are alike in it."""
+        choice, layouts = course.choice, course.layouts
+        read = tuple((id(node), layouts[node], is_parked(node, choice)) for node in one.read if node in layouts)
+        key = (
+            tuple(map(id, one.computed)),
+            tuple((id(node), is_parked(node, choice)) for node in one.stored),
+            tuple(map(id, one.last_reads)),
+            len(one.results),
+            rows,
+            read,
+            page_bytes,
+            choice.store,
+        )
+        if key not in self._costs:
+            counted = CountedPass(Windows(one, rows), choice, self.device, self.figures, page_bytes)
+            self._costs[key] = counted.cost(layouts)
+        return self._costs[key]
+
+    def strip_rows(self, one: Pass, place: int, choice: Choice) -> int:
+        """Rows of the pass's clock in a strip."""
+        count = one.clock.rows.count
+        if place in choice.strips:
+            rows = math.ceil(count / choice.strips[place])
+        elif choice.rows:
+            tallest = max(node.rows.count * node.rows.unit for node in self.analysis.outputs)
+            rows = max(1, round(choice.rows * count / tallest))
+        else:
+            rows = max(1, choice.strip_bytes * count // one.widest)
+        rows = min(rows + rows % 2 if rows > 1 else rows, count)
+        rows = math.ceil(count / math.ceil(count / rows))
+        if self.figures.page_bytes or choice.rows or rows == count:
+            return rows
+        return even_rows(rows, one.widest // count, count)
+
+
+def even_rows(rows: int, of_row: int, count: int) -> int:
+    """So many rows or a few more, of which the allocator keeps no remainder (:data:`EVEN_BYTES`).
+
+    Neither does it in maps half as wide, and passes that hand slabs to each other get strips that are alike.
+
+    Args:
+        of_row: bytes of a row of the widest map.
+        count: rows of the pass's clock.
+    """
+    grain = EVEN_BYTES // math.gcd(EVEN_BYTES, max(1, of_row // 2))
+    if of_row * rows <= CUT_FROM or 2 * grain > count:
+        return rows
+    return min(count, -(-rows // grain) * grain)

@@ -1,0 +1,142 @@
+"""Runs the passes of a schedule: what takes the rows of each target, and what a pass leaves for later ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .cutting.passes import Pass
+from .cutting.windows import Windows
+from .operations.graph import Leaf, Node, groups_of
+from .operations.leaves import Held
+from .planning.choice import make_store
+from .planning.schedule import Schedule
+from .running.kernels import Kernels
+from .running.moments import Moments
+from .running.pages import Pages
+from .running.parking import Parking
+from .running.stream import Stream, Taker
+from .running.sums import statistics_of
+
+
+class Remains:
+    """What passes leave for later ones, also for those of later schedules.
+
+    Attributes:
+        statistics: by node and number of groups.
+        kept: maps that are there.
+    """
+
+    def __init__(self) -> None:
+        self.statistics: dict[tuple[Node, int], Moments] = {}
+        self.kept: set[Node] = set()
+
+    def free(self, node: Node) -> None:
+        """Lets go of a map that a pass left; its node has no rows from now on, and a store of them no slabs."""
+        if node not in self.kept:
+            return
+        self.kept.discard(node)
+        node.leaf.free()
+        node.op = Held(torch.empty(0), 0)
+
+    def clear(self) -> None:
+        """Lets go of everything."""
+        self.statistics.clear()
+        for node in list(self.kept):
+            self.free(node)
+
+
+@dataclass
+class Outlets:
+    """Where the targets of a pass go.
+
+    Attributes:
+        takers: what takes the rows of each target as they are computed.
+        leaves: maps that are there afterwards.
+        moments: statistics that are known afterwards, by node and number of groups.
+    """
+
+    takers: dict[Node, list[Taker]] = field(default_factory=dict)
+    leaves: dict[Node, Leaf] = field(default_factory=dict)
+    moments: dict[tuple[Node, int], Moments] = field(default_factory=dict)
+
+
+class PassRunner:
+    """Runs the passes of a schedule: what they store, and what takes it.
+
+    Args:
+        remains: what earlier passes left, and what these leave.
+        pairs: outputs, and the tensors that they are written into.
+    """
+
+    def __init__(
+        self, remains: Remains, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device
+    ) -> None:
+        self.remains, self.pairs, self.choice = remains, pairs, schedule.choice
+        self.kernels = Kernels(device)
+        self.parking = Parking(device)
+        page_bytes = schedule.page_bytes
+        self.pages = Pages(page_bytes, self.kernels, self.choice.outside) if page_bytes else None
+
+    def run(self, one: Pass, windows: Windows, before_strip: Callable[[int], None]) -> None:
+        """One pass; its targets become leaves.
+
+        Args:
+            before_strip: called with each strip's number; may raise to stop.
+        """
+        outlets = self.outlets(one)
+        reads = {node: node.leaf for node in one.read}
+        Stream(windows, reads, outlets.takers, self.remains.statistics, self.kernels).run(before_strip)
+        self.finish(one, outlets)
+
+    def finish(self, one: Pass, outlets: Outlets) -> None:
+        """What the pass made takes the place of what it read."""
+        for leaf in (*(node.leaf for node in one.read), *outlets.leaves.values()):
+            leaf.rest()
+        for moments in outlets.moments.values():
+            moments.merge()  # those of a thousand strips take a MiB
+        self.remains.statistics |= outlets.moments
+        for node, leaf in outlets.leaves.items():
+            node.become(leaf)
+        self.remains.kept |= set(outlets.leaves)
+        for node in one.last_reads:
+            self.remains.free(node)
+
+    def close(self) -> None:
+        """Ends what is on its way, also after a failure."""
+        self.parking.close()
+
+    def outlets(self, one: Pass) -> Outlets:
+        """Where the targets of a pass go."""
+        made = Outlets()
+        for node, purpose in one.targets:
+            takers = made.takers.setdefault(node, [])
+            if purpose == "stored":
+                store = make_store(node, self.choice, self.kernels, self.pages, self.parking)
+                made.leaves[node] = store
+                takers.append(store.append)
+            elif purpose == "whole":
+                whole = torch.empty(node.shape, dtype=node.dtype, device=node.device)
+                made.leaves[node] = Held(whole, node.rows.dim, node.rows.unit)
+                takers.append(_into(whole, node))
+            elif purpose == "output":
+                takers += [_into(out, node) for other, out in self.pairs if other is node]
+            else:
+                groups = groups_of(purpose)
+                made.moments[node, groups] = moments = statistics_of(node, groups)
+                takers.append(_adding(moments))
+        return made
+
+
+def _into(out: Tensor, node: Node) -> Taker:
+    def take(first: int, rows: Tensor, own: bool) -> None:
+        node.cut(out, first, rows.shape[node.rows.dim] // node.rows.unit).copy_(rows)
+
+    return take
+
+
+def _adding(moments: Moments) -> Taker:
+    return lambda first, rows, own: moments.add(rows)
