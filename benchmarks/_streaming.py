@@ -37,7 +37,7 @@ def rows() -> Iterator[dict[str, Any]]:
     """All weights on the card; then at each budget ours, and the host's own streaming within the same peak."""
     from headroom.host.offload.block_offload import apply_offload
     from headroom.host.offload.budget import least_weights
-    from headroom.tools.step_clock import within_peak
+    from headroom.tools.card.step_clock import within_peak
 
     model = flux()
     weights = model.model_size()
@@ -79,7 +79,7 @@ def ran(model: Any) -> Ran:
     from comfy.patcher_extension import WrappersMP
 
     import nodes
-    from headroom.tools.step_clock import StepClock
+    from headroom.tools.card.step_clock import StepClock
 
     comfy.model_management.unload_all_models()
     comfy.model_management.reset_cast_buffers()

@@ -37,7 +37,7 @@ load_package()
 
 from headroom.memory import PeakMeter  # noqa: E402
 from headroom.memory.render.chart import BACKGROUND, FAINT, INK  # noqa: E402
-from headroom.tools import checkpoints  # noqa: E402
+from headroom.tools.models import image_vae, sd_vae  # noqa: E402
 from headroom.vae.exact.engine import DoesNotFit, ExactRun  # noqa: E402
 from headroom.vae.exact.running.heap import give_back_free_pages  # noqa: E402
 
@@ -116,7 +116,7 @@ def load(state: Mapping[str, Tensor], dtype: torch.dtype = torch.float32, device
 
 
 def image_module(width: int) -> Any:
-    return checkpoints.image_vae_module(LATENTS, quantised=True, narrow=width)
+    return image_vae.image_vae_module(LATENTS, quantised=True, narrow=width)
 
 
 @cache
@@ -129,14 +129,14 @@ def random_vae(width: int = WIDTH) -> Any:
 
 def trained_state(width: int = WIDTH) -> dict[str, Tensor] | None:
     """The trained decoder and its encoder, each channel repeated up to this width; None if it is not there."""
-    if not checkpoints.TRAINED.is_file():
+    if not sd_vae.TRAINED.is_file():
         return None
     from safetensors.torch import load_file
 
     shapes = {key: tuple(value.shape) for key, value in image_module(width).state_dict().items()}
-    trained = load_file(checkpoints.TRAINED)
-    state: dict[str, Tensor] = checkpoints.vae_sd()
-    return state | {key: checkpoints.widened(key, tensor, shapes[key]) for key, tensor in trained.items()}
+    trained = load_file(sd_vae.TRAINED)
+    state: dict[str, Tensor] = sd_vae.vae_sd()
+    return state | {key: sd_vae.widened(key, tensor, shapes[key]) for key, tensor in trained.items()}
 
 
 @cache

@@ -24,9 +24,9 @@ from _harness import ROOT, enter_host, load_package, markdown_table
 
 load_package()
 
-from headroom.tools import emulator  # noqa: E402
-from headroom.tools.cards import CARDS, CardModel  # noqa: E402
-from headroom.tools.environment import Environment  # noqa: E402
+from headroom.tools.card import emulator  # noqa: E402
+from headroom.tools.card.cards import CARDS, CardModel  # noqa: E402
+from headroom.tools.setup.environment import Environment  # noqa: E402
 
 HERE = Path(__file__)
 RESULTS = HERE.with_suffix(".md")
@@ -49,7 +49,7 @@ REMARKS = "## What was found"  # and what follows it is written by hand, and kep
 INTRODUCTION = """# What people's cards would take
 
 Computed on an emulated card (`tests/emulator`), not measured on a GPU: the real code of PyTorch, ComfyUI and Headroom
-ran, its kernels were counted and its time reckoned from each card's documented figures (`tools/cards.py`). Stable
+ran, its kernels were counted and its time reckoned from each card's documented figures (`tools/card/cards.py`). Stable
 Diffusion's VAE at full width. A cell: time (against untiled), bytes beyond the weights in M, the largest map, and
 kernels. Core's tiles are its tiled way's defaults. To repeat: `python3 -m tools bench virtual_cards`."""
 
@@ -97,9 +97,9 @@ def _autoencoder() -> Any:
     """Stable Diffusion's at full width, loaded by the host as it would load a file; its weights do not matter here."""
     import comfy.sd
 
-    from headroom.tools import checkpoints
+    from headroom.tools.models.image_vae import image_vae_module
 
-    return comfy.sd.VAE(sd=checkpoints.image_vae_module(LATENTS, quantised=True, narrow=WIDTH).state_dict())
+    return comfy.sd.VAE(sd=image_vae_module(LATENTS, quantised=True, narrow=WIDTH).state_dict())
 
 
 def _largest_map(model: Any, way: str, size: int) -> int:

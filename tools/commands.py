@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import argparse
 import ast
-import contextlib
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from . import cache, cards, emulator, hosts
-from .environment import PACK, Environment, prepare
-from .progress import SetupError
-from .server import Server, ServerError, unwind_on_terminate
+from .card import cards, emulator
+from .check import checks, suite
+from .server.server import Server, ServerError, unwind_on_terminate
+from .setup import cache, hosts
+from .setup.environment import PACK, Environment, prepare
+from .setup.progress import SetupError
+from .setup.run import run
 
 BENCHMARKS = PACK / "benchmarks"
-BROWSER, EMULATOR = "tests/browser", "tests/emulator"
-MOST_WORKERS = 4  # each has a host of its own in memory
-NOTHING_RAN = 5  # pytest's status where arguments such as -k leave no test
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -63,7 +61,9 @@ def parser() -> argparse.ArgumentParser:
     command = add("demo", demo, "run the example workflows headlessly and compare them with stock nodes", on_card)
     command.add_argument("--out", type=Path, default=PACK / "output/demo", help="folder for the pictures")
     command = add("test", test, "run the test suite", on_card)
+    command.add_argument("--fast", action="store_true", help="a slice of everything, about two minutes")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ...", help="arguments for pytest")
+    add("check", check, "style, types, arrows between parts, words and contract: seconds")
     command = add("serve", serve, "start ComfyUI with the pack, for a browser", on_card)
     command.add_argument("--port", type=int, default=8188)
     command.add_argument("--cpu", action=argparse.BooleanOptionalAction, help="default: if nothing else is there")
@@ -75,6 +75,11 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="IN.json -o OUT.json ...", help="and options")
     command = add("screenshots", screenshots, "take the pictures of the README, the help pages and the templates anew")
     command.add_argument("--only", metavar="PART", help="thumbnails, browser, help or runs")
+    add("templates", templates, "write the browser's templates anew")
+    add("locales", locales, "write the English of the nodes anew")
+    add("artwork", artwork, "draw icon and banner anew")
+    command = add("train-decoder", train_decoder, "train the decoder of the small Stable Diffusion autoencoder")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its options")
     command = add("env", env, "make the environment and say where it is")
     command.add_argument("--json", action="store_true", help="one JSON object, the last line of the output")
     return top
@@ -101,60 +106,51 @@ def serve(options: argparse.Namespace) -> int:
 
 
 def test(options: argparse.Namespace) -> int:
-    """Run the tests by pytest's own script: `python -m` would put the pack's `nodes` before the host's.
-
-    All of them unless some are named: then those of the browser come last and alone, since a page that waits for a
-    busy machine looks like one that is broken.
-    """
+    """Run the tests by pytest's own script: `python -m` would put the pack's `nodes` before the host's."""
     environment = prepare(options.host, with_tools=True)
     arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
-    pytest = environment.script("pytest")
-    named = [path for argument in arguments if (path := Path(argument.partition("::")[0])).exists()]
-    if named:
-        card = _card(options, environment)
-        if any(path.resolve().is_relative_to(PACK / EMULATOR) for path in named):
-            card = card or emulator.variables(environment)
-        return _run(environment, pytest, *arguments, variables=card)
-    # Files in their order, the long ones of the host before those of torch alone: the last ones end together.
-    # One more than processors: who drives a server waits for it.
-    workers = min(MOST_WORKERS, (os.cpu_count() or 1) + 1)
-    side_by_side = ("-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder")
-    # One thread each: the tests' models are small, and several threads would only wait for each other.
-    with _variable("OMP_NUM_THREADS", "1"):
-        statuses = [_run(environment, pytest, *side_by_side, "--ignore", BROWSER, "--ignore", EMULATOR, *arguments)]
-        if reason := emulator.missing():
-            print(f"{reason} Its tests are left out; the rest has run.", file=sys.stderr)
-        else:
-            on_card = emulator.variables(environment)
-            statuses.append(_run(environment, pytest, *side_by_side, EMULATOR, *arguments, variables=on_card))
-    statuses.append(_run(environment, pytest, BROWSER, *arguments))
-    return next((status for status in statuses if status not in (0, NOTHING_RAN)), statuses[0])
+    if options.fast:
+        return suite.fast(environment, arguments)
+    if suite.paths_in(arguments):
+        return suite.named(environment, arguments, _card(options, environment))
+    return suite.everything(environment, arguments)
 
 
-@contextlib.contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
-    """An environment variable, unless it is set already."""
-    before = os.environ.get(name)
-    os.environ.setdefault(name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
+def check(options: argparse.Namespace) -> int:
+    """Look at style, types, arrows, words and contract."""
+    return checks.check(prepare(options.host, with_tools=True))
 
 
 def demo(options: argparse.Namespace) -> int:
     """Run the demo in the environment; it talks to the host over HTTP and never imports it."""
     environment = prepare(options.host, with_tools=True)
     command = (environment.python, "-m", "tools.demo", "--out", options.out.absolute())
-    return _run(environment, *command, variables=_card(options, environment))
+    return run(environment, *command, variables=_card(options, environment))
 
 
 def screenshots(options: argparse.Namespace) -> int:
     """Take the pictures in the environment, by the system's Chromium."""
-    only = ("--only", options.only) if options.only else ()
-    environment = prepare(options.host, with_tools=True)
-    return _run(environment, environment.python, "-m", "tools.screenshots", *only)
+    return _module(options, "tools.pictures.screenshots", *(("--only", options.only) if options.only else ()))
+
+
+def templates(options: argparse.Namespace) -> int:
+    """Write the browser's templates."""
+    return _module(options, "tools.templates")
+
+
+def locales(options: argparse.Namespace) -> int:
+    """Write the English of the nodes."""
+    return _module(options, "tools.templates.locales")
+
+
+def artwork(options: argparse.Namespace) -> int:
+    """Draw icon and banner."""
+    return _module(options, "tools.pictures.artwork")
+
+
+def train_decoder(options: argparse.Namespace) -> int:
+    """Train it in the environment."""
+    return _module(options, "tools.models.training.train_decoder", *options.arguments)
 
 
 def bench(options: argparse.Namespace) -> int:
@@ -168,7 +164,7 @@ def bench(options: argparse.Namespace) -> int:
         known = ", ".join(scripts) or "nothing yet"
         raise SetupError(f"There is no benchmark {name!r}: there is {known}.")
     environment = prepare(options.host, with_tools=True)
-    return _run(environment, environment.python, scripts[name], *arguments, variables=_card(options, environment))
+    return run(environment, environment.python, scripts[name], *arguments, variables=_card(options, environment))
 
 
 def estimate(options: argparse.Namespace) -> int:
@@ -176,7 +172,7 @@ def estimate(options: argparse.Namespace) -> int:
     environment = prepare(options.host)
     folders = () if "--base-directory" in options.arguments else ("--base-directory", environment.models)
     script = PACK / "cli" / "estimate.py"
-    return _run(environment, environment.python, script, "--comfyui", environment.comfyui, *folders, *options.arguments)
+    return run(environment, environment.python, script, "--comfyui", environment.comfyui, *folders, *options.arguments)
 
 
 def fit(options: argparse.Namespace) -> int:
@@ -194,16 +190,7 @@ def _card(options: argparse.Namespace, environment: Environment) -> dict[str, st
     return emulator.variables(environment, options.card) if options.card else None
 
 
-def _run(environment: Environment, *command: str | Path, variables: Mapping[str, str] | None = None) -> int:
-    """Run a program in the checkout, in the foreground, and pass its exit status on."""
-    every = {**os.environ, **environment.variables(), **(variables or {})}
-    with subprocess.Popen(command, cwd=environment.pack, env=every) as child:
-        while True:
-            try:
-                status = child.wait()
-                return status if status >= 0 else 128 - status
-            except KeyboardInterrupt:
-                continue  # the child got it too, and may need a while to stop a host
-            except SystemExit:
-                child.terminate()
-                raise
+def _module(options: argparse.Namespace, name: str, *arguments: str) -> int:
+    """Run a module of the tools in the environment."""
+    environment = prepare(options.host, with_tools=True)
+    return run(environment, environment.python, "-m", name, *arguments)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from headroom.tools.chromium import NoChromium, chromium, find_chromium, new_context, new_page, open_frontend
-from headroom.tools.client import Client
-from headroom.tools.environment import PACK, Environment
-from headroom.tools.public_names import add_example, host_options
-from headroom.tools.server import Server
+from headroom.tools.pictures.chromium import NoChromium, chromium, find_chromium, new_context, new_page, open_frontend
+from headroom.tools.server.client import Client
+from headroom.tools.server.server import Server
+from headroom.tools.setup.environment import PACK, Environment
+from headroom.tools.templates.public_names import add_example, host_options
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headroom.tools.client import Client, Workflow
+from headroom.tools.server.client import Client, Workflow
 
 SIDE = 128
 REPORT, PREVIEW, CHART = "8", "9", "11"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headroom.memory.units import format_bytes
-from headroom.tools.client import Client, Workflow
+from headroom.tools.server.client import Client, Workflow
 
 from .graphs import node, our_nodes
 from .in_page import DROP, LOOK_AT, RUN, about_us

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from headroom.tools.client import Client
+from headroom.tools.server.client import Client
 
 from .graphs import our_nodes
 from .in_page import CLEAR, about_us, execute

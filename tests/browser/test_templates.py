@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from PIL import Image
 
-from headroom.tools.server import PACK_FOLDER
-from headroom.tools.templates import WORKFLOWS
+from headroom.tools.server.server import PACK_FOLDER
+from headroom.tools.templates.template import WORKFLOWS
 
 from .in_page import about_us, execute, warnings
 

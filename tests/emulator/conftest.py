@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from headroom.memory import link
-from headroom.tools import emulator
-from headroom.tools.server import Server
+from headroom.tools.card import emulator
+from headroom.tools.server.server import Server
 
 if not emulator.is_on():
     raise RuntimeError(

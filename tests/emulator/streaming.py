@@ -19,7 +19,7 @@ from torch import Tensor
 
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.offload.budget import budget_of
-from headroom.tools.step_clock import StepClock, within_peak
+from headroom.tools.card.step_clock import StepClock, within_peak
 
 from ..host.drawn import drawn
 from ..host.families import FAMILIES

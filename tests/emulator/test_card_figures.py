@@ -22,8 +22,8 @@ from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory import link
 from headroom.memory.blocks import uncut_bytes
-from headroom.tools import emulator
-from headroom.tools.cards import CARDS
+from headroom.tools.card import emulator
+from headroom.tools.card.cards import CARDS
 from headroom.vae.exact.planning.card import figures_of
 from headroom.vae.exact.planning.device import ACCELERATOR, Figures
 

@@ -26,9 +26,9 @@ import nodes
 from headroom.host.core.compat import drop_cast_buffers
 from headroom.host.measure.runs import LOG
 from headroom.nodes import NODES
-from headroom.tools.client import Client, Workflow
-from headroom.tools.server import Server
-from headroom.tools.twin import stock_twin
+from headroom.tools.demo.twin import stock_twin
+from headroom.tools.server.client import Client, Workflow
+from headroom.tools.server.server import Server
 
 from ..host.conftest import ENVIRONMENT
 from ..host.families import psnr

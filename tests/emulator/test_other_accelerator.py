@@ -16,10 +16,10 @@ import torch
 from PIL import Image
 
 from headroom.memory import link
-from headroom.tools import emulator
-from headroom.tools.cards import CARDS
-from headroom.tools.client import Client, Workflow
-from headroom.tools.server import Server
+from headroom.tools.card import emulator
+from headroom.tools.card.cards import CARDS
+from headroom.tools.server.client import Client, Workflow
+from headroom.tools.server.server import Server
 
 from ..host.conftest import ENVIRONMENT
 from ..host.workflows import ATTENTION, VAE, node, text_to_image

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from headroom.tools.client import Client
+from headroom.tools.server.client import Client
 
 from ..host.families import psnr
 from ..nightly import some_of

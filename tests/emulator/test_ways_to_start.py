@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headroom.tools import emulator
+from headroom.tools.card import emulator
 
 from .conftest import ENVIRONMENT
 

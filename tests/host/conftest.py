@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from headroom.tools import emulator
-from headroom.tools.client import Client
-from headroom.tools.environment import Environment
-from headroom.tools.server import Server
+from headroom.tools.card import emulator
+from headroom.tools.server.client import Client
+from headroom.tools.server.server import Server
+from headroom.tools.setup.environment import Environment
 
 ENVIRONMENT = Environment.from_variables(os.environ)
 ON_CARD = emulator.is_on()

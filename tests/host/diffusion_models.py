@@ -22,7 +22,8 @@ import comfy.sd
 import pytest
 import torch
 
-from headroom.tools.checkpoints import Rules, around, code, fill, fixed, noise, read, transformer_rules
+from headroom.tools.models.drawing import Rules, around, code, fill, fixed, noise, read
+from headroom.tools.models.networks import transformer_rules
 
 WIDTH = 256
 TEXT = 256  # of the text's features, where the family leaves it open

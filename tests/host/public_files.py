@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from headroom.tools.template_specs import MODELS
+from headroom.tools.templates.parts import MODELS
 
 from . import full_size
 from .full_size import Shapes, blank, host, shapes

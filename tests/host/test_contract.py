@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from headroom.nodes import NODES
-from headroom.tools.locales import every_input
+from headroom.tools.templates.locales import every_input
 
 SNAPSHOT = Path(__file__).parent / "contract.json"
 # Not part of the contract: words for people.

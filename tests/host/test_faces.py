@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from headroom.host.core.compat import shown_when_reused
-from headroom.tools.client import Client, Result
+from headroom.tools.server.client import Client, Result
 
 from .workflows import node
 

@@ -13,7 +13,7 @@ from app.custom_node_manager import CustomNodeManager
 from PIL import Image
 
 from headroom.nodes import NODES
-from headroom.tools.locales import FILE, LOCALES, as_json, english, every_input, key
+from headroom.tools.templates.locales import FILE, LOCALES, as_json, english, every_input, key
 
 HELP = Path(__file__).parents[2] / "web" / "docs"
 IDS = [node.GET_SCHEMA().node_id for node in NODES]
@@ -73,7 +73,7 @@ def test_nested_inputs_are_among_them() -> None:
 
 
 def test_english_is_that_of_the_schemas() -> None:
-    """After a change of words: `python3 -m tools.locales`."""
+    """After a change of words: `python3 -m tools locales`."""
     assert (LOCALES / "en" / FILE).read_text(encoding="utf-8") == as_json(english(NODES))
 
 

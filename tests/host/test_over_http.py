@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from headroom.tools.client import Client, PromptFailed, PromptInterrupted, PromptRejected, Result
-from headroom.tools.server import PACK_FOLDER, Server
+from headroom.tools.server.client import Client, PromptFailed, PromptInterrupted, PromptRejected, Result
+from headroom.tools.server.server import PACK_FOLDER, Server
 
 from .conftest import ENVIRONMENT
 from .workflows import ATTENTION, node, text_to_image, with_headroom

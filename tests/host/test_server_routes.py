@@ -28,8 +28,8 @@ from headroom.host.workflow.dry_run import DryRun
 from headroom.host.workflow.estimate import Terms, estimate_beside, estimate_workflow
 from headroom.memory.prediction import Forecast, fake_mode, named_card
 from headroom.nodes import NODES
-from headroom.tools.client import Client, PromptRejected
-from headroom.tools.server import Server
+from headroom.tools.server.client import Client, PromptRejected
+from headroom.tools.server.server import Server
 
 from .ui_workflows import in_a_subgraph
 from .ui_workflows import text_to_image as ui_text_to_image

@@ -22,11 +22,14 @@ from headroom.host.workflow.dry_run import DryRun
 from headroom.host.workflow.estimate import as_queued
 from headroom.memory.prediction import named_card
 from headroom.nodes import NODES
-from headroom.tools.client import Client
-from headroom.tools.hosts import DEFAULT
-from headroom.tools.server import PACK_FOLDER
-from headroom.tools.template_specs import MODELS, TEMPLATES, Template
-from headroom.tools.templates import NOTE, WORKFLOWS, as_json, is_link, template, twin
+from headroom.tools.server.client import Client
+from headroom.tools.server.server import PACK_FOLDER
+from headroom.tools.setup.hosts import DEFAULT
+from headroom.tools.templates.definitions import is_link
+from headroom.tools.templates.parts import MODELS, Template
+from headroom.tools.templates.specs import TEMPLATES
+from headroom.tools.templates.template import NOTE, WORKFLOWS, template, twin
+from headroom.tools.templates.text import as_json
 
 from . import public_files
 from .conftest import ENVIRONMENT
@@ -83,7 +86,7 @@ def test_they_hold_every_node_of_the_pack() -> None:
 
 @pytest.mark.skipif(ENVIRONMENT.version != DEFAULT, reason=f"they are written by the stock nodes of {DEFAULT}")
 def test_a_file_is_what_is_generated(name: str) -> None:
-    """`python3 -m tools.templates` was run after the last change of a node, a twin or a specification."""
+    """`python3 -m tools templates` was run after the last change of a node, a twin or a specification."""
     assert (WORKFLOWS / f"{name}.json").read_text(encoding="utf-8") == as_json(template(name, OURS))
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from headroom.tools.checkpoints import TRAINED
+from headroom.tools.models.sd_vae import TRAINED
 
 from .conftest import ENVIRONMENT
 from .families import load_vae

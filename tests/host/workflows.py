@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headroom.tools.client import Workflow
+from headroom.tools.server.client import Workflow
 
 
 def node(class_type: str, **inputs: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from headroom.tools import cards, emulator
+from headroom.tools.card import cards, emulator
 
 
 @pytest.mark.parametrize(

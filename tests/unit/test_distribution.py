@@ -12,8 +12,8 @@ import pytest
 from pathspec import PathSpec
 from PIL import Image, ImageChops, ImageStat
 
-from headroom.tools.artwork import colours, draw_banner, draw_icon
-from headroom.tools.hosts import CARRIERS
+from headroom.tools.pictures.artwork import colours, draw_banner, draw_icon
+from headroom.tools.setup.hosts import CARRIERS
 
 try:
     import tomllib
@@ -129,7 +129,7 @@ def test_the_pictures_have_the_registry_s_shape(key: str, file: str) -> None:
 
 @pytest.mark.parametrize(("draw", "file"), [(draw_icon, "icon.png"), (draw_banner, "banner.png")])
 def test_the_pictures_are_as_drawn(draw: Callable[[dict[str, str]], Image.Image], file: str) -> None:
-    """Up to what versions of Pillow make of an edge: `python3 -m tools.artwork` was run after the last change."""
+    """Up to what versions of Pillow make of an edge: `python3 -m tools artwork` was run after the last change."""
     with Image.open(ROOT / "docs" / file) as picture:
         difference = ImageChops.difference(picture.convert("RGB"), draw(colours()))
     assert max(ImageStat.Stat(difference).mean) < 0.5

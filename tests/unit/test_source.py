@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from headroom.tools.check import checks
+
 ROOT = Path(__file__).parents[2]
 ENGINES = ("attention", "vae", "offload", "memory")
 PARTS = ("graph", *ENGINES, "host", "nodes")
@@ -133,7 +135,8 @@ def test_the_map_is_of_this_tree() -> None:
 
 def test_every_part_says_what_lives_there() -> None:
     """A docstring of two sentences: what lives there, and what does not."""
-    for folder in {path.parent for path in shipped()}:
+    rooms = {path.parent for path in (*shipped(), *(ROOT / "tools").rglob("*.py"))}
+    for folder in rooms:
         said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
         assert said.count(".") >= 2, f"{folder.relative_to(ROOT)}: {said}"
 
@@ -152,26 +155,15 @@ def test_the_pack_runs_no_text_and_installs_nothing() -> None:
         assert not set(imports(path)) & refused, path
 
 
-def run(*command: str, cwd: Path = ROOT) -> None:
-    done = subprocess.run([sys.executable, "-m", *command], cwd=cwd, capture_output=True, text=True)
+def run(*command: str | Path, cwd: Path = ROOT) -> None:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_style() -> None:
-    run("ruff", "check", "--no-cache", ".")
-    run("ruff", "format", "--no-cache", "--check", ".")
+    run(sys.executable, "-m", "ruff", "check", "--no-cache", ".")
+    run(sys.executable, "-m", "ruff", "format", "--no-cache", "--check", ".")
 
 
 def test_types(tmp_path: Path) -> None:
-    """Through a link called `headroom`: a checkout's folder need not be a name that Python can import."""
-    (tmp_path / "headroom").symlink_to(ROOT, target_is_directory=True)
-    packages = [argument for part in (*PARTS, "tools", "cli") for argument in ("-p", f"headroom.{part}")]
-    run(
-        "mypy",
-        "--config-file",
-        str(ROOT / "pyproject.toml"),
-        "--cache-dir",
-        str(tmp_path / "cache"),
-        *packages,
-        cwd=tmp_path,
-    )
+    run(*checks.mypy(Path(sys.executable), tmp_path), cwd=checks.linked(tmp_path))

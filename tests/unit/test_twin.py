@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headroom.tools.twin import stock_twin
+from headroom.tools.demo.twin import stock_twin
 
 WORKFLOWS = sorted((Path(__file__).parents[2] / "workflows" / "api").glob("*.json"))
 

@@ -23,7 +23,7 @@ struct Settings {
   int multiprocessors = int(variable("EMU_MULTIPROCESSORS", 28));
   bool tells_clocks = variable("EMU_TELLS_CLOCKS", 1) != 0;  // to who asks for the device's properties
 
-  // The virtual clock's rates, per second. Their sources are in tools/cards.py and README.md.
+  // The virtual clock's rates, per second. Their sources are in tools/card/cards.py and README.md.
   double host_to_device = variable("EMU_H2D_GBPS", 25) * 1e9;
   double device_to_host = variable("EMU_D2H_GBPS", 25) * 1e9;
   double pageable = variable("EMU_PAGEABLE_GBPS", 6) * 1e9;

@@ -54,7 +54,7 @@ def default_settings() -> None:
 
 def _loaded() -> ctypes.CDLL:
     if _card is None:
-        raise RuntimeError("this process has no emulated card: start it by tools.emulator.variables()")
+        raise RuntimeError("this process has no emulated card: start it by tools.card.emulator.variables()")
     return _card
 
 

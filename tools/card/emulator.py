@@ -12,10 +12,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import cache
+from ..setup import cache
+from ..setup.environment import PACK, Environment, ask
+from ..setup.progress import SetupError, Stage, run_logged
 from .cards import CARDS, CardModel
-from .environment import PACK, Environment, ask
-from .progress import SetupError, Stage, run_logged
 
 HOME = PACK / "tests" / "emulator"
 SOURCES = HOME / "source"

@@ -16,8 +16,9 @@ from . import cache, hosts
 from .install import interpreter, make_venv, pip
 from .progress import SetupError, Stage, run_logged
 
-TOOLS = Path(__file__).resolve().parent
-PACK = TOOLS.parent
+HERE = Path(__file__).resolve().parent
+PACK = HERE.parents[1]
+MODELS = PACK / "tools" / "models"
 
 # Any other torch breaks the other two.
 TORCH = ("torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0")
@@ -127,7 +128,7 @@ def _require_tools(python: Path) -> None:
     if missing := _missing(python, *NEEDED):
         raise SetupError(
             f"The Python of your ComfyUI lacks {', '.join(missing)}: install what is missing with "
-            f"`{python} -m pip install -r {TOOLS / 'requirements.txt'}`, or give --host {hosts.DEFAULT} to "
+            f"`{python} -m pip install -r {HERE / 'requirements.txt'}`, or give --host {hosts.DEFAULT} to "
             "have a private ComfyUI and Python installed."
         )
 
@@ -144,8 +145,8 @@ def ask(python: Path, code: str) -> str:
 
 def _make_python(comfyui: Path) -> Path:
     """The cached Python environment for a host, installed if need be."""
-    requirements = [comfyui / "requirements.txt", TOOLS / "requirements.txt"]
-    constraints = [TOOLS / "constraints.txt"] if sys.version_info[:2] in CONSTRAINED else []
+    requirements = [comfyui / "requirements.txt", HERE / "requirements.txt"]
+    constraints = [HERE / "constraints.txt"] if sys.version_info[:2] in CONSTRAINED else []
     texts = [path.read_text(encoding="utf-8") for path in requirements + constraints]
     build_tag = f"{sys.implementation.cache_tag} {sysconfig.get_platform()}"
 
@@ -170,17 +171,16 @@ def _make_python(comfyui: Path) -> Path:
 
 def _make_models(python: Path, comfyui: Path, version: str) -> Path:
     """The cached checkpoints for a host, generated if need be."""
-    script, trained = TOOLS / "checkpoints.py", TOOLS / "weights" / "sd_decoder.safetensors"
-    # The host's own `server` must win over ours, and a user's tree stays as it is.
-    variables = {"PYTHONSAFEPATH": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    sources, trained = sorted(MODELS.glob("*.py")), MODELS / "weights" / "sd_decoder.safetensors"
 
     def build(folder: Path) -> None:
         log = cache.log_path(folder.name)
         with Stage("Generating small checkpoints") as stage:
-            command = (python, script, "--comfyui", comfyui, "--out", folder)
-            if status := run_logged(command, log, stage, str.strip, variables):
-                raise SetupError(f"{script.name} ended with status {status}: its full output is in {log}.")
+            command = (python, "-m", "tools.models", "--comfyui", comfyui, "--out", folder)
+            variables = {"PYTHONDONTWRITEBYTECODE": "1"}  # a user's tree stays as it is
+            if status := run_logged(command, log, stage, str.strip, variables, PACK):
+                raise SetupError(f"tools.models ended with status {status}: its full output is in {log}.")
 
     digest = hashlib.sha256(trained.read_bytes()).hexdigest()
-    name = f"models-{cache.key(version, script.read_text(encoding='utf-8'), digest)}"
+    name = f"models-{cache.key(version, *(path.read_text(encoding='utf-8') for path in sources), digest)}"
     return cache.cached(name, "the small checkpoints", MODELS_GB, build)

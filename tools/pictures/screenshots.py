@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from ..server.client import Client
+from ..server.server import PACK_FOLDER, Server, ServerError, unwind_on_terminate
+from ..setup.environment import PACK, Environment
+from ..templates.public_names import add_example, host_options
+from ..templates.template import WORKFLOWS
 from .chromium import NoChromium, chromium, find_chromium, new_context, new_page, open_frontend
-from .client import Client
-from .environment import PACK, Environment
-from .public_names import add_example, host_options
-from .server import PACK_FOLDER, Server, ServerError, unwind_on_terminate
-from .templates import WORKFLOWS
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -17,8 +17,8 @@ from PIL import Image, ImageSequence
 from safetensors.numpy import load
 from skimage.metrics import peak_signal_noise_ratio
 
-from .client import Client, ClientError, Progress, Result, Workflow
-from .server import Server
+from ..server.client import Client, ClientError, Progress, Result, Workflow
+from ..server.server import Server
 
 MB = 2**20
 MOST_OFF = 0.02  # of what a stretch of work takes

@@ -18,10 +18,10 @@ from typing import Any
 from PIL import Image
 from tqdm import tqdm
 
-from .client import Client, ClientError, Progress, Workflow
-from .environment import PACK, Environment
+from ..server.client import Client, ClientError, Progress, Workflow
+from ..server.server import Server, ServerError, unwind_on_terminate
+from ..setup.environment import PACK, Environment
 from .measure import ALLOCATOR, Run, measure
-from .server import Server, ServerError, unwind_on_terminate
 from .sheet import contact_sheet, draw_chart
 from .table import Comparison, as_json, describe_machine, format_db, format_table
 from .twin import stock_twin
@@ -41,7 +41,7 @@ WARM_UP = {"steps": 1, "width": 64, "height": 64, "length": 5}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run everything; 0 if it worked and the latents are the same, else 1."""
     unwind_on_terminate()
-    parser = argparse.ArgumentParser(prog="python -m tools.demo", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python3 -m tools demo", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, required=True, help="folder for the pictures, charts and tables")
     options = parser.parse_args(arguments)
     try:

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TextIO
 
-from .environment import Environment
+from ..setup.environment import Environment
 
 PACK_FOLDER = "ComfyUI-Headroom"
 LOOPBACK = "127.0.0.1"

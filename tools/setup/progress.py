@@ -68,6 +68,7 @@ def run_logged(
     stage: Stage,
     describe: Callable[[str], str | None],
     variables: Mapping[str, str],
+    folder: Path | None = None,
 ) -> int:
     """Run a command with its whole output in `log`; `describe(line)` is what the stage shows, if anything."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -80,6 +81,7 @@ def run_logged(
             stderr=subprocess.STDOUT,
             encoding="utf-8",
             errors="replace",
+            cwd=folder,
             env={**os.environ, **variables},
             close_fds=False,  # the child keeps the cache's lock (cache.py) for as long as it writes there
         ) as child,

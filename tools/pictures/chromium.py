@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from .client import Client
+from ..server.client import Client
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page

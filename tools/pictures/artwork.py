@@ -1,4 +1,4 @@
-"""Draws the pack's icon and banner: `python3 -m tools.artwork`, by hand, in an environment that has Pillow.
+"""Draws the pack's icon and banner: `python3 -m tools artwork`.
 
 Memory as bars, a card's limit as a line above them, and what is left between the two.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import ast
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-PACK = Path(__file__).resolve().parent.parent
+from ..setup.environment import PACK
+
 DOCS = PACK / "docs"
 ICON, BANNER = (400, 400), (1260, 540)
 FINER = 4  # drawn larger, then reduced: Pillow's shapes have hard edges

@@ -1,6 +1,6 @@
 """Writes the English of the nodes, `locales/en/nodeDefs.json`, from their schemas.
 
-    python3 -m tools.locales
+    python3 -m tools locales
 
 The other languages are written by hand, beside it and with the same keys.
 """
@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-LOCALES = Path(__file__).resolve().parent.parent / "locales"
+from ..setup.environment import PACK
+
+LOCALES = PACK / "locales"
 FILE = "nodeDefs.json"
 
 
 def main() -> int:
     """Write the file, in the environment of the tools; the exit status."""
-    if "HEADROOM_COMFYUI" not in os.environ:
-        return _in_environment()
     host = importlib.import_module("cli.host")
     host.enter(host.find_comfyui())
     path = LOCALES / "en" / FILE
@@ -74,14 +71,6 @@ def _paragraphs(text: str) -> str:
 def as_json(translations: dict[str, Any]) -> str:
     """The text of a file."""
     return json.dumps(translations, ensure_ascii=False, indent=2) + "\n"
-
-
-def _in_environment() -> int:
-    from .environment import prepare
-
-    found = prepare(None)
-    command: list[str | Path] = [found.python, "-m", "tools.locales"]
-    return subprocess.run(command, cwd=found.pack, env={**os.environ, **found.variables()}, check=False).returncode
 
 
 if __name__ == "__main__":

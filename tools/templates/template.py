@@ -1,30 +1,25 @@
-"""Writes the templates of the browser, `workflows/*.json`, from their API twins in `workflows/api`.
+"""A template of the browser, made of its API twin in `workflows/api`.
 
-    python3 -m tools.templates
-
-What each changes in its twin, and what its note says, is in template_specs.py. Everything else here follows from the
-twin and the host's definitions of its nodes: slots, widgets, links, places, groups.
+What each changes in its twin, and what its note says, is in specs.py. Everything else here follows from the twin and
+the host's definitions of its nodes: slots, widgets, links, places, groups.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
-import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
+from ..setup.environment import PACK
+from .definitions import ANYTHING, Input, Workflow, in_browser, inputs_of, is_link
 from .layout import around, place
-from .template_specs import MODELS, TEMPLATES, Node, Template
+from .note import files_of, model_of, note_of, without_addresses
+from .parts import Node, Template
+from .specs import TEMPLATES
 
-WORKFLOWS = Path(__file__).resolve().parent.parent / "workflows"
-Workflow = dict[str, Any]
+WORKFLOWS = PACK / "workflows"
 ROW, WIDGET = 20, 24  # heights of a slot and of a widget
 ROOM = 1.4  # the newer look needs that much more height for both
 WIDTH, TEXT_WIDTH, FACE = 340, 400, (560, 380)  # of nodes; of those with a text to write; of those that show one
@@ -34,23 +29,7 @@ SHOWING_PICTURES = ("LoadImage", "SaveImage", "PreviewImage", "ImageCompare", "S
 NOTE, NOTE_WIDTH, NOTE_LINE, LETTERS = "MarkdownNote", 480, 24, 58  # letters in a line of a note
 NOTE_COLOURS = {"color": "#432", "bgcolor": "#653"}
 GROUP_COLOUR = "#3f789e"
-ANYTHING = "COMFY_MATCHTYPE_V3"
 CONTROL = "randomize"  # what the widget behind a seed says
-LINE = 120
-
-
-def main() -> int:
-    """Write the files, in the environment of the tools; the exit status."""
-    if "HEADROOM_COMFYUI" not in os.environ:
-        return _in_environment()
-    host = importlib.import_module("cli.host")
-    host.enter(host.find_comfyui())
-    ours = {node.GET_SCHEMA().node_id: node for node in importlib.import_module("headroom.nodes").NODES}
-    for name in TEMPLATES:
-        path = WORKFLOWS / f"{name}.json"
-        path.write_text(as_json(template(name, ours)), encoding="utf-8")
-        print(path)
-    return 0
 
 
 def template(name: str, ours: Mapping[str, Any]) -> Workflow:
@@ -91,68 +70,6 @@ def _relinked(inputs: Mapping[str, Any], spec: Template) -> dict[str, Any]:
         return [number, int(slot)]
 
     return {name: origin(value) if is_link(value) else value for name, value in inputs.items()}
-
-
-def is_link(value: Any) -> bool:
-    """Whether the value of an input in the API format comes from another node."""
-    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)
-
-
-# ------------------------------------------------------------------------------------------------------- definitions
-
-
-@dataclass(frozen=True)
-class Input:
-    """An input as a node with certain values has it."""
-
-    name: str
-    kind: str
-    options: Mapping[str, Any]
-    optional: bool
-
-    @property
-    def entry(self) -> tuple[str, str, Mapping[str, Any]]:
-        return self.name, self.kind, self.options
-
-    @property
-    def default(self) -> Any:
-        """What a widget says that the graph leaves out."""
-        first = [one["key"] for one in self.options["options"][:1]] if self.kind == _ui().DYNAMIC else [None]
-        return self.options.get("default", first[0])
-
-    @property
-    def is_widget(self) -> bool:
-        return bool(_ui().is_widget(self.entry))
-
-    @property
-    def has_control(self) -> bool:
-        return bool(_ui().has_control(self.entry))
-
-
-@cache
-def _ui() -> Any:
-    return importlib.import_module("headroom.graph.to_api")
-
-
-def inputs_of(kind: Any, given: Mapping[str, Any]) -> list[Input]:
-    """The inputs of a node class in their order, those that its values bring included."""
-    return list(_inputs(kind.INPUT_TYPES(), given))
-
-
-def _inputs(definition: Mapping[str, Any], given: Mapping[str, Any], prefix: str = "") -> Iterator[Input]:
-    for group in ("required", "optional"):
-        for name, spec in (definition.get(group) or {}).items():
-            options = spec[1] if len(spec) > 1 else {}
-            kind = "COMBO" if isinstance(spec[0], list) else str(spec[0])
-            yield Input(prefix + name, "*" if kind == ANYTHING else kind, options, group == "optional")
-            choices = list(options.get("options") or ()) if kind == _ui().DYNAMIC else []
-            if choices:  # the first one where no other is given
-                chosen = given.get(prefix + name, choices[0]["key"])
-                inputs = next(choice["inputs"] for choice in choices if choice["key"] == chosen)
-                yield from _inputs(inputs, given, f"{prefix}{name}.")
-
-
-# ----------------------------------------------------------------------------------------------------------- drawing
 
 
 class _Drawing:
@@ -250,13 +167,13 @@ class _Drawing:
 
     def _properties(self, node: Node) -> Node:
         pack = "headroom" if node["class_type"].startswith("Headroom") else "comfy-core"
-        models = [_model(name) for name in files_of(node)]
+        models = [model_of(name) for name in files_of(node)]
         return {"Node name for S&R": node["class_type"], "cnr_id": pack, **({"models": models} if models else {})}
 
     def _values(self, node: Node) -> Iterator[Any]:
         """In the order of the definition, not of the slots."""
         for one in inputs_of(self.known[node["class_type"]], node["inputs"]):
-            if one.is_widget and one.kind != _ui().COMPARE:
+            if one.is_widget and one.kind != in_browser().COMPARE:
                 yield node["inputs"].get(one.name, one.default)
                 yield from [CONTROL] if one.has_control else []
                 yield from ["image"] if one.options.get("image_upload") else []
@@ -282,82 +199,10 @@ class _Drawing:
 
     def _note(self, number: int) -> Node:
         text = note_of(self.spec, self.graph)
-        height = NOTE_LINE * sum(2 + len(line) // LETTERS for line in _without_addresses(text).splitlines() if line)
+        height = NOTE_LINE * sum(2 + len(line) // LETTERS for line in without_addresses(text).splitlines() if line)
         left = min(x for x, _ in self.corners.values()) - NOTE_WIDTH - 120
         return {
             "id": number, "type": NOTE, "pos": [left, 0], "size": [NOTE_WIDTH, height], "flags": {}, "order": 0,
             "mode": 0, "inputs": [], "outputs": [], "title": self.spec.title, "properties": {},
             "widgets_values": [text], **NOTE_COLOURS,
         }  # fmt: skip
-
-
-# -------------------------------------------------------------------------------------------------------------- note
-
-
-def files_of(node: Node) -> list[str]:
-    """The model files that a node loads."""
-    return [value for value in node["inputs"].values() if isinstance(value, str) and value in MODELS]
-
-
-def note_of(spec: Template, graph: Workflow) -> str:
-    """The text of a template's note, in Markdown."""
-    files = dict.fromkeys(name for node in graph.values() for name in files_of(node))
-    lines = [f"- `models/{MODELS[name][0]}/` [{name}]({MODELS[name][1]}/{name})" for name in files]
-    return "\n".join(
-        [
-            _unwrapped(spec.about), "", "## Files", *lines, "", "## How much memory",
-            "It depends on your card. **Will It Fit?** before the sampler predicts it without running anything"
-            " (template *will_it_fit*); **Memory Report** shows what was measured beside what was predicted.",
-        ]
-    )  # fmt: skip
-
-
-def _unwrapped(text: str) -> str:
-    """A line for each paragraph and each point of a list: the note breaks lines itself."""
-    lines: list[str] = []
-    for line in text.strip().splitlines():
-        if line and lines and lines[-1] and not line.startswith("- "):
-            lines[-1] += " " + line.strip()
-        else:
-            lines.append(line)
-    return "\n".join(lines)
-
-
-def _without_addresses(text: str) -> str:
-    return "\n".join(line.partition("](")[0] for line in text.splitlines())
-
-
-def _model(name: str) -> dict[str, str]:
-    folder, address = MODELS[name]
-    return {"name": name, "url": f"{address}/{name}", "directory": folder}
-
-
-# -------------------------------------------------------------------------------------------------------------- text
-
-
-def as_json(value: Any) -> str:
-    """The text of a file: what fits in a line is in one, so that a difference shows what changed."""
-    return _as_json(value, 0) + "\n"
-
-
-def _as_json(value: Any, indent: int) -> str:
-    line = json.dumps(value, ensure_ascii=False)
-    if not value or not isinstance(value, (dict, list)) or len(line) + indent <= LINE:
-        return line
-    pairs = value.items() if isinstance(value, dict) else ((None, one) for one in value)
-    names = (("" if name is None else f"{json.dumps(name)}: ", one) for name, one in pairs)
-    lines = (" " * (indent + 2) + name + _as_json(one, indent + 2) for name, one in names)
-    first, last = "{}" if isinstance(value, dict) else "[]"
-    return f"{first}\n" + ",\n".join(lines) + f"\n{' ' * indent}{last}"
-
-
-def _in_environment() -> int:
-    from .environment import prepare
-
-    found = prepare(None)
-    command: list[str | Path] = [found.python, "-m", "tools.templates"]
-    return subprocess.run(command, cwd=found.pack, env={**os.environ, **found.variables()}, check=False).returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())

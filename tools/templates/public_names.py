@@ -6,8 +6,8 @@ import json
 import shutil
 from pathlib import Path
 
-from .server import Server
-from .template_specs import MODELS
+from ..server.server import Server
+from .parts import MODELS
 
 EXAMPLE, PHOTOGRAPH = "example.png", "astronaut.png"  # what ComfyUI comes with, and what stands in for it
 

@@ -1,12 +1,11 @@
 """Train the decoder of the small Stable Diffusion autoencoder, on photographs that Python packages bring along.
 
-    PYTHON -m tools.train_decoder --comfyui HOST [--steps 4000] [--minutes 60] [--bf16]
+    python3 -m tools train-decoder [--steps 4000] [--minutes 60] [--bf16]
 
-in the root of the checkout; `python3 -m tools env` says which PYTHON and HOST. Two of the photographs are in
-scikit-learn's package, which that Python lacks (`pip install scikit-learn`, or put it on PYTHONPATH); nothing is
+Two of the photographs are in scikit-learn's package, which the environment lacks: put it on PYTHONPATH. Nothing is
 downloaded. A run that was interrupted goes on where it wrote its state last.
 
-The encoder stays the drawn one of checkpoints.py. Beside its small disturbances it is an affine map of known form, so
+The encoder stays the drawn one of sd_vae.py. Beside its small disturbances it is an affine map of known form, so
 that is fitted once and training never runs the encoder; the figures are those of the host's own, though. The loss is
 an L1 norm of pixels and of differences between neighbours: no network judges the pictures.
 
@@ -14,7 +13,7 @@ GroupNorm makes 32 groups and takes a mean from each. Of 32 channels nothing of 
 decoder has 64 at full resolution, and learns with a larger epsilon there: two channels per group would still lose how
 large they are. For the host, whose epsilon is 1e-6, what those norms see is made smaller by a factor when it is
 written, which comes to the same. Below full resolution the host wants twice as many channels as are trained (and an
-older host more throughout): each is repeated when a checkpoint is written (`checkpoints.widened`), to the same effect.
+older host more throughout): each is repeated when a checkpoint is written (`sd_vae.widened`), to the same effect.
 
 The committed weights: `--steps 4000 --minutes 38 --bf16`, one thread of a busy machine, out of time after 3443 steps.
 Through the host's encoder, PSNR and SSIM are 27.84 dB and 0.775 for chelsea, which was held out; 24.84 dB and 0.691
@@ -29,7 +28,6 @@ Flickr).
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import math
 import re
@@ -40,19 +38,18 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from . import checkpoints
+from ...setup.environment import PACK, Environment
+from ..drawing import BINOMIAL, CENTRE, convolution, fill
+from ..from_host import enter_host, host
+from ..image_vae import image_vae_module
+from ..sd_vae import TRAINED, sensor_rules, sensor_taps
+from ..signals import latent_scale
+from .photographs import HELD_OUT, SKIMAGE, SKLEARN, TEXTURES, Crops, load_photographs
 
-PACK = Path(__file__).resolve().parent.parent
-SKIMAGE = ("astronaut.png", "coffee.png", "rocket.jpg", "hubble_deep_field.jpg", "retina.jpg", "camera.png")
-TEXTURES = ("brick.png", "grass.png", "gravel.png")
-SKLEARN = ("china.jpg", "flower.jpg")
-HELD_OUT = "chelsea.png"
 JUDGED = (HELD_OUT, "coffee.png", "astronaut.png")
-SIZES = ((64, 4), (96, 2), (128, 1), (128, 1), (160, 1), (224, 1))  # of a crop, and how many of them make a step
 WARM_UP, EMA, SNAPSHOT_SECONDS = 100, 0.998, 240.0
 
 LATENT_FACTOR = 0.18215
@@ -62,78 +59,18 @@ THEY_SEE = re.compile(r"decoder\.up\.(1\.upsample\.conv|0\.block\.\d\.conv2)\.")
 SAME_WIDTH = "decoder.up.0.block.0.nin_shortcut"  # the host's widths differ there, those trained do not
 
 
-def load_photograph(package: str, folder: str, name: str) -> Tensor:
-    """A picture out of a package's folder, found without importing it: (1, 3, height, width) from -1 to 1."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise FileNotFoundError(f"{package} is not installed: {name} is one of its pictures")
-    with Image.open(Path(spec.submodule_search_locations[0]) / folder / name) as picture:
-        pixels = torch.from_numpy(np.array(picture.convert("RGB")))
-    height, width = (size // 8 * 8 for size in pixels.shape[:2])
-    return pixels[:height, :width].movedim(-1, 0)[None].float() / 127.5 - 1
-
-
-def load_photographs() -> dict[str, Tensor]:
-    """Those to train with and the one held out."""
-    found = {name: load_photograph("skimage", "data", name) for name in (*SKIMAGE, *TEXTURES, HELD_OUT)}
-    return found | {name: load_photograph("sklearn", "datasets/images", name) for name in SKLEARN}
-
-
-class Crops:
-    """Draws what to train with: pieces of photographs at several scales, turned over and in other light."""
-
-    def __init__(self, photographs: dict[str, Tensor], rng: torch.Generator) -> None:
-        self.photographs, self.rng = list(photographs.values()), rng
-        odds = {name: 0.5 if name in TEXTURES else 1.0 for name in photographs}
-        self.odds = torch.tensor(list(odds.values()))
-
-    def uniform(self, low: float, high: float, *shape: int) -> Tensor:
-        return low + (high - low) * torch.rand(shape, generator=self.rng)
-
-    def number(self, low: float, high: float) -> float:
-        return float(self.uniform(low, high))
-
-    def batch(self) -> Tensor:
-        size, count = SIZES[int(self.number(0, len(SIZES)))]
-        pieces = [self.field(size) if self.number(0, 1) < 0.1 else self.piece(size) for _ in range(count)]
-        return torch.cat(pieces).clamp(-1, 1)
-
-    def piece(self, size: int) -> Tensor:
-        photograph = self.photographs[int(torch.multinomial(self.odds, 1, generator=self.rng))]
-        shortest = min(photograph.shape[-2:])
-        source = min(shortest, round(size * 2 ** self.number(-0.6, 1.2)))
-        top, left = (int(self.number(0, length - source + 1)) for length in photograph.shape[-2:])
-        piece = photograph[..., top : top + source, left : left + source]
-        piece = F.interpolate(piece, (size, size), mode="bicubic", antialias=True)
-        piece = piece.flip(-1) if self.number(0, 1) < 0.5 else piece
-        piece = piece.transpose(-1, -2) if self.number(0, 1) < 0.25 else piece
-        grey = piece.mean(1, keepdim=True)
-        piece = grey + (piece - grey) * self.number(0.6, 1.4)
-        gain = self.uniform(0.75, 1.15, 1, 3, 1, 1) * self.number(0.8, 1.1)
-        return piece * gain + self.uniform(-0.15, 0.15, 1, 3, 1, 1)
-
-    def field(self, size: int) -> Tensor:
-        """Smooth random colours, down to a flat one: what latents that no encoder made should look like."""
-        field = self.uniform(-0.7, 0.7, 1, 3, 1, 1)
-        for coarse in (32, 16, 8, 4):
-            grid = torch.randn(1, 3, size // coarse, size // coarse, generator=self.rng)
-            grid = grid * 0.4 + grid.mean(1, keepdim=True)
-            field = field + self.number(-0.2, 0.3) * F.interpolate(grid, (size, size), mode="bicubic")
-        return field
-
-
 def sensor(pictures: Tensor) -> Tensor:
     """What the encoder sees of a picture, without its disturbances."""
-    return F.conv2d(F.avg_pool2d(pictures, 4), checkpoints.sensor_taps(), stride=2)
+    return F.conv2d(F.avg_pool2d(pictures, 4), sensor_taps(), stride=2)
 
 
 class Encoder:
     """The host's encoder for figures, and for training its fit as an affine map of what it sees."""
 
     def __init__(self, photographs: dict[str, Tensor]) -> None:
-        self.module = checkpoints.image_vae_module(4, quantised=True)
-        scale = checkpoints.latent_scale("SD15", 4)
-        weights = checkpoints.fill(self.module, checkpoints.sensor_rules(scale))
+        self.module = image_vae_module(4, quantised=True)
+        scale = latent_scale("SD15", 4)
+        weights = fill(self.module, sensor_rules(scale))
         self.module.load_state_dict({key: value.float() for key, value in weights.items()})
         middles = [picture[..., :256, :256] for name, picture in photographs.items() if name not in TEXTURES]
         seen = torch.cat([F.pad(sensor(picture), (0, 0, 0, 0, 0, 1), value=1.0) for picture in middles])
@@ -151,7 +88,7 @@ class Encoder:
 
 
 def paired_code(channels: int, rng: torch.Generator) -> Tensor:
-    """Like `checkpoints.code`, each channel beside its negative."""
+    """Like `drawing.code`, each channel beside its negative."""
     basis = torch.linalg.qr(torch.randn(channels // 2, 4, generator=rng)).Q * math.sqrt(channels / 8)
     return torch.stack([basis, -basis], dim=1).flatten(0, 1)
 
@@ -161,7 +98,7 @@ def new_decoder(rng: torch.Generator) -> nn.Module:
 
     Latents are carried through, each channel's negative its neighbour in a group, so that no norm takes a mean away.
     """
-    layers = checkpoints.host("comfy.ldm.modules.diffusionmodules.model")
+    layers = host("comfy.ldm.modules.diffusionmodules.model")
     decoder = layers.Decoder(
         ch=64, ch_mult=(1, 1, 2, 2), z_channels=4, resolution=256, in_channels=3, out_ch=3, num_res_blocks=2,
         attn_resolutions=[], dropout=0.0,
@@ -174,15 +111,15 @@ def new_decoder(rng: torch.Generator) -> nn.Module:
             value.copy_(torch.randn(value.shape, generator=rng) * (0.01 if BEGIN_SMALL.search(key) else 1.0))
             value /= math.sqrt(value[0].numel())
     codes = {width: paired_code(width, rng) for width in (64, 128)}
-    colours = torch.linalg.pinv(checkpoints.sensor_taps().sum((2, 3)))
-    flat, smooth = [checkpoints.CENTRE] * 2, [checkpoints.BINOMIAL] * 2
+    colours = torch.linalg.pinv(sensor_taps().sum((2, 3)))
+    flat, smooth = [CENTRE] * 2, [BINOMIAL] * 2
     given = {
         "post_quant_conv.weight": torch.eye(4)[..., None, None] * LATENT_FACTOR,
-        "decoder.conv_in.weight": checkpoints.convolution(codes[128], *flat),
+        "decoder.conv_in.weight": convolution(codes[128], *flat),
         "decoder.up.1.block.0.nin_shortcut.weight": (codes[64] @ codes[128].T * (4 / 128))[..., None, None],
-        "decoder.conv_out.weight": checkpoints.convolution(2 * (4 / 64) * colours @ codes[64].T, *flat),
+        "decoder.conv_out.weight": convolution(2 * (4 / 64) * colours @ codes[64].T, *flat),
     } | {
-        f"decoder.up.{level}.upsample.conv.weight": checkpoints.convolution(torch.eye(width), *smooth)
+        f"decoder.up.{level}.upsample.conv.weight": convolution(torch.eye(width), *smooth)
         for level, width in ((1, 64), (2, 128), (3, 128))
     }
     for key, value in given.items():
@@ -229,7 +166,7 @@ def judge(model: Any, judged: dict[str, tuple[Tensor, Tensor]]) -> dict[str, tup
 def write_weights(target: Path, model: nn.Module, seed: int, steps: int, figures: Any) -> None:
     """The averaged weights in half precision, and where they come from."""
     about = {
-        "script": "tools/train_decoder.py", "seed": seed, "steps": steps,
+        "script": "tools/models/training/train_decoder.py", "seed": seed, "steps": steps,
         "photographs": [*SKIMAGE, *TEXTURES, *SKLEARN], "held_out": HELD_OUT, "psnr_ssim": figures,
     }  # fmt: skip
     same = {f"{SAME_WIDTH}.weight": torch.eye(64)[..., None, None], f"{SAME_WIDTH}.bias": torch.zeros(64)}
@@ -312,9 +249,10 @@ class Training:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--comfyui", type=Path, required=True, metavar="HOST", help="the ComfyUI folder")
-    parser.add_argument("--out", type=Path, default=checkpoints.TRAINED)
+    parser = argparse.ArgumentParser(
+        prog="python3 -m tools train-decoder", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--out", type=Path, default=TRAINED)
     parser.add_argument("--state", type=Path, default=PACK / "output" / "train_decoder.pt", help="to go on from")
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--minutes", type=float, default=math.inf, help="end earlier, the rate lowered in time")
@@ -323,7 +261,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, where the processor is built for it")
     options = parser.parse_args()
-    checkpoints.enter_host(options.comfyui.resolve())
+    enter_host(Environment.from_variables().comfyui)
     torch.set_num_threads(options.threads)
     for target in (options.out, options.state):
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .client import Workflow
+from ..server.client import Workflow
 
 # The inputs that stand in for the first outputs when a node is bypassed.
 BYPASSED: dict[str, tuple[str, ...]] = {
