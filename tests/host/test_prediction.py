@@ -235,7 +235,8 @@ class TestCoding:
         assert found.method == "exact, in strips"
         work = lambda: vae.decode(latent)  # noqa: E731
         work()
-        assert found.prediction.activations >= 0.95 * peak_bytes(work)
+        # The plan's bound, for pictures so small that rows beside a strip weigh as much as the strip.
+        assert 0.95 <= found.prediction.activations / peak_bytes(work) <= 1.7
 
     @pytest.mark.parametrize(("name", "cells"), [("sd", 32), ("flux", 24), ("sd", 24), ("flux", 32)])
     def test_few_strips_are_followed_to_the_byte(self, name: str, cells: int) -> None:
@@ -423,8 +424,15 @@ class TestFullSize:
         assert prediction.kernels == {"cudnn": 57}
         assert process.memory_info().rss - before < 300 * MiB
 
-    @pytest.mark.parametrize("name", ["full_sd_vae", "full_flux_vae", "full_wan_vae"])
-    def test_a_vae(self, files: Path, name: str) -> None:
+    @pytest.mark.parametrize(
+        ("name", "share"),
+        [
+            ("full_sd_vae", 0.75),
+            ("full_flux_vae", 0.75),
+            ("full_wan_vae", 1.2),  # in one piece it takes one frame after another; strips keep all frames of a row
+        ],
+    )
+    def test_a_vae(self, files: Path, name: str, share: float) -> None:
         mode, card = fake_mode(), named_card("sm86", 24.0)
         with loading_headers(mode, card):
             tensors = comfy.utils.load_torch_file(str(files / "vae" / f"{name}.safetensors"))
@@ -434,10 +442,12 @@ class TestFullSize:
         plain = predict_coding(Coding(vae, latent), card)
         strips = predict_coding(Coding(low_memory_vae(vae, VAESettings(method="exact")), latent), card)
         assert strips.method == "exact, in strips"
-        assert 0 < strips.prediction.activations < 2 * plain.prediction.activations
-        tight = VAESettings(method="exact", vram_budget_gb=0.9 * plain.prediction.peak / GB)
+        assert 0 < strips.prediction.activations < share * plain.prediction.activations
+        budget = 0.9 * plain.prediction.peak
+        tight = VAESettings(method="exact", vram_budget_gb=budget / GB)
         less = predict_coding(Coding(low_memory_vae(vae, tight), latent), card)
-        assert less.prediction.activations < plain.prediction.activations
+        assert less.prediction.peak <= budget
+        assert less.prediction.activations < 0.8 * plain.prediction.activations
 
 
 def test_the_tracker_sees_what_the_profiler_sees() -> None:

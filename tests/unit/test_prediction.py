@@ -239,7 +239,8 @@ class TestFusedAttention:
         for card, kernel in (("sm75", "efficient"), ("sm86", "cudnn")):
             prediction = predicted(Attention(), x, named_card(card, 8.0))
             assert set(prediction.kernels) == {kernel}
-            assert prediction.activations < 2 * x.nbytes
+            # The output, and a number per row for the gradient.
+            assert x.nbytes < prediction.activations < 1.05 * x.nbytes
         scores = predicted(Attention(), x[..., :63], named_card("sm75", 8.0))
         assert set(scores.kernels) == {"math"}
         assert scores.activations > 4096 * 4096 * 8 * 4
