@@ -17,6 +17,8 @@ from headroom.tools.server.server import Server
 from headroom.tools.setup.environment import PACK, Environment
 from headroom.tools.templates.public_names import add_example, host_options
 
+from .in_page import unexpected
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page
 
@@ -73,7 +75,7 @@ def page(
     locale: str,
     complaints: list[str],
 ) -> Iterator[Page]:
-    """The page of a new user."""
+    """The page of a new user, whose console must stay clean."""
     with new_page(context, client, modern=view == "modern", locale=locale) as page:
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda message: complaints.extend(_complaint(message)))
@@ -81,11 +83,12 @@ def page(
         yield page
         PICTURES.mkdir(parents=True, exist_ok=True)
         page.screenshot(path=PICTURES / f"{re.sub(r'[^a-z0-9]+', '_', request.node.name.lower())}.png")
+    assert not unexpected(complaints)
 
 
 @pytest.fixture
 def complaints() -> list[str]:
-    """What the page put on its console as an error, with the address it is about."""
+    """What the page put on its console as an error, with the address it is about; a test removes what it expects."""
     return []
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from headroom.tests.host.ui_workflows import Workflow, graph, text_to_image, ui_node
 
-from .in_page import DROP, about_us
+from .in_page import DROP
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -50,7 +50,7 @@ def toast(page: Page, sentence: str) -> Locator:
     return page.get_by_role("alert").filter(has_text=TITLE).filter(has_text=sentence)
 
 
-def test_it_is_in_the_menu_and_one_undo_brings_the_former_graph_back(page: Page, complaints: list[str]) -> None:
+def test_it_is_in_the_menu_and_one_undo_brings_the_former_graph_back(page: Page) -> None:
     before, tabs = opened(page, text_to_image()), page.evaluate(TABS)
     undone, _ = page.evaluate(HISTORY)
     page.locator(".comfy-menu-button-wrapper").first.click()
@@ -68,10 +68,9 @@ def test_it_is_in_the_menu_and_one_undo_brings_the_former_graph_back(page: Page,
     assert page.evaluate(GRAPH) == after
     assert page.evaluate(HISTORY) == [undone + 1, 0]
     assert page.evaluate(TABS) == tabs
-    assert not about_us(complaints)
 
 
-def test_it_says_what_it_does_not_do_and_changes_nothing(page: Page) -> None:
+def test_it_says_what_it_does_not_do_and_changes_nothing(page: Page, complaints: list[str]) -> None:
     opened(page, text_to_image())
     page.evaluate(EXECUTE)
     fitted, history = settled(page), page.evaluate(HISTORY)
@@ -84,6 +83,8 @@ def test_it_says_what_it_does_not_do_and_changes_nothing(page: Page) -> None:
     toast(page, "the workflow has a circle through node 1").wait_for()
     assert settled(page) == circle
     assert page.evaluate(HISTORY) == history
+    (refused,) = (one for one in complaints if "400 (Bad Request)" in one and one.endswith("/api/headroom/fit)"))
+    complaints.remove(refused)
 
 
 def in_a_circle() -> Workflow:

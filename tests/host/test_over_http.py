@@ -101,7 +101,6 @@ class TestIdentity:
         both["15"] = {**both["5"], "inputs": both["5"]["inputs"] | {"model": ["10", 0]}}
         both["16"] = node("SaveLatent", samples=["15", 0], filename_prefix="latents/patched")
         client.free()  # or the host reuses the first result
-        time.sleep(2)  # its worker frees when it next wakes
         second = client.run(both)
         assert "5" not in second.cached
         assert latent_bytes(client, second) == alone
@@ -118,7 +117,6 @@ class TestCasting:
         both["15"] = {**both["5"], "inputs": both["5"]["inputs"] | {"model": ["10", 0]}}
         both["16"] = node("SaveLatent", samples=["15", 0], filename_prefix="latents/cast")
         client.free()  # or the host reuses the first result
-        time.sleep(2)  # its worker frees when it next wakes
         second = client.run(both)
         assert "5" not in second.cached
         assert latent_bytes(client, second) == alone

@@ -17,6 +17,10 @@ import aiohttp
 
 Workflow = dict[str, dict[str, Any]]  # ComfyUI's API format: node id -> {"class_type": ..., "inputs": ...}
 
+NOTHING: Workflow = {
+    "1": {"class_type": "EmptyLatentImage", "inputs": {"width": 16, "height": 16, "batch_size": 1}},
+    "2": {"class_type": "PreviewAny", "inputs": {"source": ["1", 0]}},
+}
 PREVIEW_EVENTS = (1, 4)  # the first four bytes of a binary message: a preview, plain or with metadata
 
 
@@ -106,8 +110,12 @@ class Client:
         self.post("/interrupt")
 
     def free(self) -> None:
-        """Have the host forget its models and results; its worker does so when it next wakes."""
+        """Have the host forget its models and results, and wait until it has.
+
+        Its worker does so when it wakes, at the latest behind a prompt and before the next one: so a small one follows.
+        """
         self.post("/free", {"unload_models": True, "free_memory": True})
+        self.run(NOTHING)
 
     def object_info(self, node: str | None = None) -> dict[str, Any]:
         """The inputs and outputs of one node class, or of all."""
