@@ -6,7 +6,8 @@ from typing import Any
 
 from comfy_api.latest import io, ui
 
-from ..host.planning.compare import Switches, Work, compare
+from ..host.planning.compare import Work, compare
+from ..host.planning.strategies import Switches
 
 
 class HeadroomCompare(io.ComfyNode):

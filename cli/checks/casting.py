@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...host.casting.cast import CastSettings, cast_model
 from ...host.casting.quantised import why_not
-from ...host.planning.compare import CASTS
+from ...host.planning.strategies import CASTS
 from ...offload import STORAGES
 from .bench import Bench, decibels, noise_of, said_bytes
 from .rows import Check, Found, Outcome, held

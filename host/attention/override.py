@@ -17,11 +17,10 @@ from torch import Tensor
 
 from ...attention import BlockSelection, Place, parse_blocks
 from ...memory import AttentionCounts, Row
-from ..core.compat import replays_steps
+from ..core.compat import OVERRIDE, replays_steps
 from ..measure.wrappers import current_row, measure_sampling, wrap
 from .places import current_place, model_ends
 
-OVERRIDE = "optimized_attention_override"
 # Our entries in the host's transformer_options.
 SIGMA, COUNTS = "headroom_sigma", "headroom_attention_counts"
 WRAPPER_KEY = "headroom_attention"
@@ -172,13 +171,13 @@ def install(model: ModelPatcher, override: Override) -> ModelPatcher:
     chained = replace(override, previous=previous)
     options[OVERRIDE] = chained
     measure_sampling(clone)
-    wrap(clone, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, Sampling(chained))
-    wrap(clone, WrappersMP.PREDICT_NOISE, WRAPPER_KEY, Step(chained))
+    wrap(clone, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, OverriddenSampling(chained))
+    wrap(clone, WrappersMP.PREDICT_NOISE, WRAPPER_KEY, OverriddenStep(chained))
     return clone
 
 
 @dataclass(frozen=True)
-class Sampling:
+class OverriddenSampling:
     """Counts a sampling's calls, and sees to it that our override is in its place."""
 
     override: Override
@@ -215,7 +214,7 @@ class Sampling:
 
 
 @dataclass(frozen=True)
-class Step:
+class OverriddenStep:
     """Says the noise level once per step, as a float: reading it from a GPU within a block would stall it."""
 
     override: Override

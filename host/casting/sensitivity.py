@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import comfy.model_management
-import comfy.sample
-import comfy.samplers
 import comfy.utils
 import folder_paths
 import numpy as np
@@ -24,13 +22,13 @@ from torch import Tensor, nn
 
 from ...memory.render import Bar, draw_bars
 from ...offload import CastReport, GroupCost, Layer, fingerprint, keep_for_error, keep_for_size, output_db, ranked
-from ..attention.override import OVERRIDE
+from ..core.compat import OVERRIDE
+from ..sampling.one_step import VelocityRecorder, call_once, relative_noise, sample_one_step
 from .cast import DIFFUSION_MODEL, CastSettings, cast_model, independent
+
 from .quantised import exchange
 
 SIDE = 32  # latent cells: 256 px for most models
-PART_OF_SAMPLING = 0.5
-SEED = 1
 BARS = 32
 FOLDER = "headroom"
 
@@ -118,7 +116,7 @@ class Probe:
             for group in self._groups
         }
         self._positive = positive
-        self._velocity = Velocity()
+        self._velocity = VelocityRecorder()
         self._model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "headroom_sensitivity", self._velocity)
         self._reference = self._step()
 
@@ -147,8 +145,7 @@ class Probe:
 
     def _noise(self, groups: Iterable[str]) -> float:
         with self._exchanged(layer for group in groups for layer in self._groups[group]):
-            step = self._step()
-        return float((step - self._reference).square().sum() / self._reference.square().sum())
+            return relative_noise(self._step(), self._reference)
 
     @contextmanager
     def _exchanged(self, layers: Iterable[Layer]) -> Iterator[None]:
@@ -166,30 +163,8 @@ class Probe:
         """What the model says of a noisy latent in the middle of sampling."""
         form = self._model.get_model_object("latent_format")
         shape = (1, form.latent_channels, *(1,) * (form.latent_dimensions - 2), SIDE, SIDE)
-        noise = torch.randn(shape, generator=torch.Generator().manual_seed(SEED))
-        sigma = float(self._model.get_model_object("model_sampling").percent_to_sigma(PART_OF_SAMPLING))
-        comfy.sample.sample_custom(
-            self._model, noise, 1.0, comfy.samplers.sampler_object("euler"), torch.tensor([sigma, 0.0]),
-            self._positive, self._positive, torch.zeros(shape), disable_pbar=True, seed=SEED,
-        )  # fmt: skip
-        return self._velocity.seen()
-
-
-class Velocity:
-    """Notes what a model takes away from its input: the part of its output that the weights make."""
-
-    def __init__(self) -> None:
-        self._parts: list[Tensor] = []
-
-    def __call__(self, executor: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        denoised: Tensor = executor(x, *args, **kwargs)
-        self._parts.append((x.double() - denoised.double()).flatten().cpu())
-        return denoised
-
-    def seen(self) -> Tensor:
-        """All calls since the last time, in float64."""
-        parts, self._parts = self._parts, []
-        return torch.cat(parts)
+        sample_one_step(self._model, call_once, torch.zeros(shape), self._positive, self._positive, cfg=1.0)
+        return self._velocity.take()
 
 
 def _by_group(layers: Iterable[Layer]) -> dict[str, list[Layer]]:

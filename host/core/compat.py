@@ -19,6 +19,7 @@ from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
 RATIOS = ("downscale_ratio_spacial", "downscale_ratio_temporal")  # of an empty LATENT, in the host's spelling
+OVERRIDE = "optimized_attention_override"  # of attention: the host's key in transformer_options
 
 
 def _executing_context() -> Callable[[], object] | None:

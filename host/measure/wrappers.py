@@ -22,7 +22,7 @@ ATTACHMENTS = "headroom"  # prefix of what our nodes attach to a model
 
 def measure_sampling(model: ModelPatcher) -> None:
     """Has a model's samplings measured, however many of our nodes it goes through. First of our wrappers."""
-    wrap(model, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, Measured())
+    wrap(model, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, SamplingMeter())
     wrap(model, WrappersMP.PREPARE_SAMPLING, WRAPPER_KEY, follow_when_loaded)
 
 
@@ -41,8 +41,8 @@ def settings_of(model: ModelPatcher) -> list[str]:
     ]
 
 
-class Measured:
-    """An outer-sample wrapper."""
+class SamplingMeter:
+    """An outer-sample wrapper that measures the sampling into a new row of the run log."""
 
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         guider = executor.class_obj

@@ -113,7 +113,7 @@ def _sampling_plans(
 ) -> Iterator[SamplingPlan]:
     """Ways to sample, as many as it takes: one that keeps everything as it is and on the card needs no other beside
     it, and none that loses something is considered where an exact one fits."""
-    sampling = _Sampling(question, card, notes)
+    sampling = _SamplingWays(question, card, notes)
     plain = sampling.plan()
     yield plain
     if plain.fits(allowed) and plain.budget(allowed) is None:
@@ -140,7 +140,7 @@ def _sampling_plans(
 
 
 @dataclass
-class _Sampling:
+class _SamplingWays:
     """Predicts ways to sample one latent."""
 
     question: Question

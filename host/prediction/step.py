@@ -36,8 +36,8 @@ from ...memory.prediction import (
     name_modules,
     predict,
 )
-from ..attention.override import OVERRIDE, SIGMA, overrides_of
-from ..core.compat import latent_for
+from ..attention.override import SIGMA, overrides_of
+from ..core.compat import OVERRIDE, latent_for
 from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
 from .host_answers import answering, card_answers, free_memory_answer

@@ -18,7 +18,7 @@ from comfy.patcher_extension import WrappersMP
 from safetensors.torch import load_file
 from torch import Tensor
 
-from headroom.host.casting.sensitivity import Velocity
+from headroom.host.sampling.one_step import VelocityRecorder
 
 from .families import FAMILIES, Family
 
@@ -78,7 +78,7 @@ def _draw(key: str, shape: list[int], std: float, generator: torch.Generator) ->
 
 def velocity(model: Any, family: Family, seed: int = 1) -> Tensor:
     """What a model says of a noisy latent in the middle of sampling, through the host's sampler."""
-    clone, seen = model.clone(), Velocity()
+    clone, seen = model.clone(), VelocityRecorder()
     clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "test", seen)
     latent = family.latent()
     noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(seed))
@@ -88,7 +88,7 @@ def velocity(model: Any, family: Family, seed: int = 1) -> Tensor:
         clone, noise, 1.0, comfy.samplers.sampler_object("euler"), torch.tensor([sigma, 0.0]), text, text, latent,
         disable_pbar=True, seed=seed,
     )  # fmt: skip
-    return seen.seen()
+    return seen.take()
 
 
 def signal_db(result: Tensor, reference: Tensor) -> float:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headroom.host.attention.backend import apply_attention
-from headroom.host.attention.override import OVERRIDE
+from headroom.host.core.compat import OVERRIDE
 from headroom.host.measure.runs import LOG
 from headroom.memory import Row
 from headroom.nodes.attention import HeadroomAttention

@@ -20,16 +20,14 @@ from headroom.attention import BACKENDS
 from headroom.benchmarks._harness import peak_bytes
 from headroom.host.attention.backend import apply_attention
 from headroom.host.measure.runs import LOG
-from headroom.host.planning import compare as compare_module
-from headroom.host.planning.compare import (
+from headroom.host.planning import step_meter
+from headroom.host.planning.compare import Work, compare, run
+from headroom.host.planning.strategies import (
     CASTS,
     REFERENCE,
     Strategy,
     Switches,
-    Work,
-    compare,
     compute_dtype,
-    run,
     slice_rows,
     strategies,
 )
@@ -50,7 +48,7 @@ EXACT = [name for name, backend in BACKENDS.items() if backend.exact and name no
 @pytest.fixture(autouse=True)
 def _timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test looks at how long a step takes."""
-    monkeypatch.setattr(compare_module, "MOST_TIMED", 1)
+    monkeypatch.setattr(step_meter, "MOST_TIMED", 1)
 
 
 def work(name: str, side: int = 64, model: Any = None, cfg: float = 3.0) -> Work:
@@ -123,14 +121,14 @@ class TestPeak:
         assert sliced.peak < 0.8 * formula.peak
 
     def test_it_is_what_the_profiler_sees(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        counted, seen = compare_module._counted, []
+        counted, seen = step_meter._counted, []
 
         def both(call: Callable[[], Tensor], *rest: Any) -> int:
             call()  # what is made once and kept
             seen.append((counted(call, *rest), peak_bytes(call)))
             return seen[-1][0]
 
-        monkeypatch.setattr(compare_module, "_counted", both)
+        monkeypatch.setattr(step_meter, "_counted", both)
         asked = ("sliced, 64 rows", "float8_e4m3fn_scaled", "nvfp4")
         compared(work("flux", 128), *asked, switches=Switches(False, "64", False, True))
         assert len(seen) == 4

@@ -16,7 +16,7 @@ from comfy.patcher_extension import WrappersMP
 from headroom.attention.local import PATTERNS
 from headroom.host.attention.backend import apply_attention
 from headroom.host.attention.local import apply_local_attention
-from headroom.host.attention.override import OVERRIDE
+from headroom.host.core.compat import OVERRIDE
 from headroom.host.offload.budget import Budget, set_budget
 from headroom.host.prediction.kept import KEPT, Same, coding_key, described, kept, step_key
 from headroom.host.prediction.stages import Question, sampling_stage

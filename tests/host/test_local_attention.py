@@ -15,8 +15,8 @@ from headroom.attention.local import PATTERNS, TokenGrid, Window
 from headroom.host.attention.backend import apply_attention
 from headroom.host.attention.grids import find_grid
 from headroom.host.attention.local import LocalAttentionOverride, apply_local_attention, make_pattern
-from headroom.host.attention.override import OVERRIDE
 from headroom.host.core import compat
+from headroom.host.core.compat import OVERRIDE
 from headroom.host.measure.runs import LOG
 from headroom.memory import Row
 from headroom.nodes.local_attention import HeadroomLocalAttention
