@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from comfy.model_patcher import ModelPatcher
@@ -20,18 +21,31 @@ def guide_in_turns(model: ModelPatcher) -> ModelPatcher:
     return clone
 
 
-def guides_in_turns(model: ModelPatcher) -> bool:
-    return bool(model.wrappers.get(WrappersMP.CALC_COND_BATCH, {}).get(WRAPPER_KEY))
-
-
 def in_turns(executor: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-    """A wrapper of the host's batching: while it asks for room for a second conditioning, there is none."""
-    patcher = model.current_patcher
-    before = vars(patcher).get("get_free_memory")
-    patcher.get_free_memory = lambda *_, **__: 0
-    try:
-        return executor(model, *args, **kwargs)
-    finally:
-        del patcher.get_free_memory
-        if before is not None:
-            patcher.get_free_memory = before
+    """A wrapper of the host's batching, which joins conditionings only where it finds the memory for them."""
+    return executor(OneAtATime(model), *args, **kwargs)
+
+
+class OneAtATime:
+    """The host's model, except that no memory is enough for it.
+
+    The host's batching asks ``memory_required`` only before it joins a further conditioning to the first. Nothing of
+    the model or its patcher is changed, so that calls which overlap, in threads or nested, do not see each other.
+    """
+
+    def __init__(self, model: Any) -> None:
+        object.__setattr__(self, "_model", model)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._model, name, value)
+
+    @property  # type: ignore[misc]  # wrappers behind this one may ask what kind of model it is
+    def __class__(self) -> type:
+        return type(self._model)
+
+    def memory_required(self, *args: Any, **kwargs: Any) -> float:
+        """More bytes than there can be."""
+        return math.inf

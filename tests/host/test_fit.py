@@ -2,7 +2,9 @@
 
 import json
 import re
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from headroom.host.offload.budget import budget_of
 from headroom.host.planning.fit import apply_fit, find_fit
 from headroom.host.prediction.kept import KEPT
 from headroom.host.prediction.stages import Question, chosen_card, estimate
-from headroom.host.sampling.guidance import guide_in_turns
+from headroom.host.sampling.guidance import guide_in_turns, in_turns
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import LowMemoryVAE, low_memory_vae, planned_vae
 from headroom.host.workflow.dry_run import DryRun
@@ -254,6 +256,41 @@ class TestGuidanceInTurns:
             for model in (family.load(), guide_in_turns(family.load()))
         ]  # fmt: skip
         assert psnr(results[1], results[0]) >= 80
+
+    def test_calls_that_overlap_do_not_see_each_other(self) -> None:
+        """The first ends within the second, as two threads that sample with one patcher may."""
+        base = FAMILIES["sd15"].load().clone()
+        base.model.current_patcher = base
+        second_began, first_ended = threading.Event(), threading.Event()
+
+        def room(model: Any) -> bool:
+            return bool(model.memory_required([1, 4, 8, 8]) < model.current_patcher.get_free_memory(CPU))
+
+        def first(model: Any) -> bool:
+            assert second_began.wait(10)
+            return room(model)
+
+        def second(model: Any) -> tuple[bool, bool]:
+            second_began.set()
+            assert first_ended.wait(10)
+            return room(model), room(base.model)
+
+        with ThreadPoolExecutor(2) as pool:
+            one, other = pool.submit(in_turns, first, base.model), pool.submit(in_turns, second, base.model)
+            assert one.result() is False
+            first_ended.set()
+            assert other.result() == (False, True)
+
+    def test_what_stands_behind_it_sees_the_model(self) -> None:
+        model = FAMILIES["sd15"].load().model
+
+        def look(seen: Any) -> None:
+            assert isinstance(seen, type(model))
+            assert seen.diffusion_model is model.diffusion_model
+            seen.noted = 1
+
+        in_turns(look, model)
+        assert model.__dict__.pop("noted") == 1
 
     def test_an_error_leaves_the_patcher_as_it_was(self) -> None:
         family = FAMILIES["sd15"]
