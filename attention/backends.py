@@ -13,11 +13,12 @@ from torch import Tensor
 from . import libraries
 from .call import AttentionCall
 from .online_backward import online_attention_with_gradients
-from .products import ONEDNN_LINEAR
+from .products import onednn_linear
 from .sdpa import HALF, fused_kernel_refusal, kernel_refusal, memory_refusal, sdpa_attention, sdpa_by_kernel
 from .sliced import sliced_attention
 
 log = logging.getLogger(__name__)
+MOST_SAID = 256  # refusals that are remembered: a kernel's own errors may name sizes, of which there is no end
 _said: set[tuple[str, str]] = set()
 
 
@@ -237,7 +238,7 @@ def _online_is_faster(call: AttentionCall) -> bool:
         and call.q.shape[2] >= ONLINE_QUERIES
         and call.k.shape[2] >= ONLINE_KEYS
         and torch.get_num_threads() <= ONLINE_THREADS
-        and ONEDNN_LINEAR is not None
+        and onednn_linear() is not None
     )
 
 
@@ -248,9 +249,11 @@ def _prefer_online(call: AttentionCall, reason: str) -> Decision:
 
 
 def _instead(name: str, refusal: str, call: AttentionCall) -> Decision:
-    """What computes a call that a named backend does not; said in the log once for each reason."""
+    """What computes a call that a named backend does not; logged once for each reason that is remembered."""
     decision = _first_exact(call, f"{name} refused: {refusal}")
     if (name, refusal) not in _said:
+        if len(_said) >= MOST_SAID:
+            _said.clear()
         _said.add((name, refusal))
         log.info("Headroom: attention by %s instead of %s: %s", decision.backend.name, name, refusal)
     return decision

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 Linear = Callable[..., Tensor]
 
 
-def _onednn_linear() -> Linear | None:
+@torch.compiler.disable  # torch.compile cannot trace how it is found
+def _find_onednn_linear() -> Linear | None:
     """oneDNN's ``x @ weight.T`` in strict float32, if this build of torch has it for this CPU.
 
     On AMD's processors oneDNN multiplies float32 matrices about twice as fast as MKL, which torch calls otherwise
@@ -25,19 +28,33 @@ def _onednn_linear() -> Linear | None:
     if operator is None:
         return None
     try:
-        operator(torch.ones(2, 2), torch.ones(2, 2), None, "none", [], "")
+        with _disable_current_modes():  # the first product may be one of a prediction, which has no data
+            operator(torch.ones(2, 2), torch.ones(2, 2), None, "none", [], "")
     except (RuntimeError, TypeError):
         return None
     return operator
 
 
-ONEDNN_LINEAR = _onednn_linear()  # found once, here: torch.compile cannot trace how
+_UNKNOWN = object()
+_found: Any = _UNKNOWN
+
+
+def onednn_linear() -> Linear | None:
+    """What :func:`_find_onednn_linear` finds, asked for at the first product: an import computes nothing.
+
+    A global instead of ``functools.cache``, through which torch.compile would trace at every call.
+    """
+    global _found
+    if _found is _UNKNOWN:
+        _found = _find_onednn_linear()
+    found: Linear | None = _found
+    return found
 
 
 def linear_for(operand: Tensor) -> Linear | None:
     """oneDNN's product for operands like this (G, rows, channels) one: float32, on a CPU, one head at a time."""
     suits = operand.device.type == "cpu" and operand.dtype == torch.float32 and operand.shape[0] == 1
-    return ONEDNN_LINEAR if suits else None
+    return onednn_linear() if suits else None
 
 
 def key_operand(k: Tensor, dtype: torch.dtype) -> Tensor:
@@ -84,6 +101,6 @@ def weighted_sum(weights: Tensor, v: Tensor) -> Tensor:
 
 def score_buffer(q: Tensor, group: int, rows: int, cols: int, dtype: torch.dtype) -> Tensor | None:
     """One tile's memory, where :func:`scores` can write into it: else each tile is allocated by the kernel."""
-    if group == 1 and q.device.type == "cpu" and dtype == torch.float32 and ONEDNN_LINEAR:
+    if group == 1 and q.device.type == "cpu" and dtype == torch.float32 and onednn_linear() is not None:
         return None
     return torch.empty(group * rows * cols, dtype=dtype, device=q.device)

@@ -1,15 +1,19 @@
 """Which backend runs a call, what is refused, and which blocks a selection holds."""
 
 import logging
+import runpy
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from headroom.attention import AttentionCall, Place, backends, choose, compute, parse_blocks
+from headroom.attention import AttentionCall, Place, backends, choose, compute, parse_blocks, products
 from headroom.attention.backends import BACKENDS, Abilities, Backend
 from headroom.attention.libraries import _aligned_bias
+from headroom.attention.products import onednn_linear
 
 
 def call_of(q: torch.Tensor, k: torch.Tensor | None = None, v: torch.Tensor | None = None, **options) -> AttentionCall:
@@ -154,6 +158,28 @@ class TestAbilities:
             for _ in range(3):
                 compute("sdpa_math", call)
         assert len(caplog.records) == 1
+
+    def test_what_is_remembered_of_refusals_is_bounded(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A kernel's own error names sizes: without a bound a server would keep a line for each of them."""
+        monkeypatch.setattr(backends, "_said", set())
+        call = call_of(torch.randn(1, 1, 2, 4))
+        for number in range(1000):
+            backends._instead("sdpa", f"it failed: {number}", call)
+        assert 0 < len(backends._said) < 1000
+
+    def test_an_import_computes_nothing(self) -> None:
+        """oneDNN's product is tried before it is used, at the first call."""
+        seen = []
+
+        class Watching(TorchDispatchMode):
+            def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                seen.append(func)
+                return func(*args, **(kwargs or {}))
+
+        with Watching():
+            found = runpy.run_path(products.__file__)["onednn_linear"]()
+        assert not seen, "nor is what a prediction without data looks at part of the trial"
+        assert found is onednn_linear()
 
     def test_biases_for_xformers_are_aligned(self) -> None:
         """Its kernel reads rows that start at multiples of eight elements; broadcast dims take no memory."""
