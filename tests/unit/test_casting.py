@@ -886,6 +886,14 @@ class TestFingerprint:
         weight = torch.randn(500, 500)
         assert fingerprint([("a", weight)]) != fingerprint([("a", weight * (1 + 1e-6))])
 
+    @pytest.mark.parametrize("place", [0, 1, 500, 124_321, 249_999])
+    def test_one_value_of_a_large_tensor_shows(self, place: int) -> None:
+        """An edit of a few rows, as of one token's embedding, must not find the file of the weights before it."""
+        weight = torch.randn(500, 500)
+        edited = weight.clone()
+        edited.view(-1)[place] += 1
+        assert fingerprint([("a", weight)]) != fingerprint([("a", edited)])
+
     @pytest.mark.parametrize(
         "other",
         [
