@@ -7,7 +7,6 @@ share modules, and with them what the host keeps per module of a weight's size a
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,25 +17,16 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from torch import nn
 
-from ...offload import STORAGES, CastReport, Layer, Storage, copy_structure
+from ...offload import STORAGES, CastReport, Layer, Storage
 from ...vae.exact.running.heap import give_back_free_pages
-from ..core.compat import unload_with_clones
 from ..measure.wrappers import measure_sampling
 from .cache_file import cache_path, check_name, read_cache, write_cache
+from .independent import independent
 from .layers import Caster, plan_cast
 from .quantised import why_not
 
 COMPUTE_CHOICES = ("auto", "bfloat16", "float16", "float32")
 ATTACHMENT = "headroom_cast"
-# What the host notes per module or model of one loaded copy.
-RUNTIME_ATTRIBUTES = (
-    "_v", "_v_weight", "_v_bias", "_v_signature", "_pins", "_pin_state", "_prefetch", "seed_key",
-    "weight_function", "bias_function", "weight_lowvram_function", "bias_lowvram_function",
-    "comfy_patched_weights", "prev_comfy_cast_weights", "comfy_force_cast_weights",
-    "dynamic_vbars", "dynamic_pins", "dynamic_patchers", "current_patcher",
-    "model_loaded_weight_memory", "lowvram_patch_counter", "model_lowvram", "current_weight_patches_uuid",
-    "model_offload_buffer_memory",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -202,22 +192,6 @@ def _finished(report: CastReport, model: ModelPatcher) -> CastReport:
             " choose float8_e4m3fn_scaled or int8_convrot"
         )
     return report
-
-
-def independent(model: ModelPatcher) -> ModelPatcher:
-    """A patcher on modules of its own that share all weights, with the LoRAs, options and wrappers of ``model``."""
-    unload_with_clones(model)  # weights as they were loaded, without LoRA, where they wait
-    copy = copy_structure(model.model, RUNTIME_ATTRIBUTES)
-    copy.current_patcher = None  # type: ignore[assignment]
-    result = model.clone(model_override=(copy, ({}, {}, {}, set())))
-    result.parent = None
-    result.hook_backup = {}
-    result.patches_uuid = uuid.uuid4()
-    if hasattr(result, "clone_base_uuid"):
-        result.clone_base_uuid = uuid.uuid4()
-    if hasattr(result, "register_load_device"):
-        result.register_load_device(result.load_device)
-    return result
 
 
 def _set_compute(model: ModelPatcher, compute: torch.dtype) -> None:

@@ -24,8 +24,8 @@ from ...memory.render import Bar, draw_bars
 from ...offload import CastReport, GroupCost, Layer, fingerprint, keep_for_error, keep_for_size, output_db, ranked
 from ..core.compat import OVERRIDE
 from ..sampling.one_step import VelocityRecorder, call_once, relative_noise, sample_one_step
-from .cast import DIFFUSION_MODEL, CastSettings, cast_model, independent
-
+from .cast import DIFFUSION_MODEL, CastSettings, cast_model
+from .independent import independent
 from .quantised import exchange
 
 SIDE = 32  # latent cells: 256 px for most models

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from headroom.host.casting import layers as cast_layers
+from headroom.host.casting import sensitivity
 from headroom.host.casting.cast import ATTACHMENT, CastSettings, cast_clip, cast_model
+from headroom.host.casting.independent import independent
 from headroom.host.casting.quantised import FORMATS, quantise, why_not
 from headroom.host.casting.sensitivity import Goal, cast_by_sensitivity
 from headroom.nodes.cast import HeadroomCast, HeadroomCastCLIP
@@ -133,6 +135,36 @@ class TestOriginal:
         del ours
         gc.collect()
         assert network() is None
+
+
+class TestNotes:
+    """What the host writes on a loaded model's modules belongs to that model alone."""
+
+    # _v_block and _comfy_graph are of ComfyUI 0.33, the last of none.
+    @pytest.mark.parametrize("name", ["_v", "_pins", "weight_function", "_v_block", "_comfy_graph", "_v_of_the_future"])
+    def test_they_are_not_copied(self, name: str) -> None:
+        model = FAMILIES["flux"].load()
+        layer = model.model.diffusion_model.double_blocks[0].img_attn.qkv
+        had = name in vars(layer)
+        setattr(layer, name, [])
+        try:
+            copy = independent(model).model.diffusion_model.double_blocks[0].img_attn.qkv
+            assert name not in vars(copy)
+            assert copy.comfy_cast_weights == layer.comfy_cast_weights
+        finally:
+            if not had:
+                delattr(layer, name)
+
+    def test_a_memory_holder_of_an_unknown_name_is_refused(self) -> None:
+        model = FAMILIES["flux"].load()
+        network = model.model.diffusion_model
+        network.double_blocks[0].somewhere = {"a": model}
+        try:
+            with pytest.raises(ValueError, match=r"keeps a comfy.model_patcher.\w+ as 'somewhere' of diffusion_model"):
+                cast(model)
+        finally:
+            del network.double_blocks[0].somewhere
+        assert report_of(cast(model)).cast
 
 
 class TestRepeated:
@@ -697,6 +729,13 @@ class TestSensitivity:
         before = sample(family.load(), family)
         cast_by_sensitivity(family.load(), CastSettings("nvfp4"), Goal(size_limit=0.5), family.conditioning(1))
         assert torch.equal(sample(family.load(), family), before)
+
+    def test_a_bad_cache_file_is_refused_before_any_work(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(sensitivity, "cast_model", None)
+        family = FAMILIES["flux"]
+        settings = CastSettings("float8_e4m3fn_scaled", cache_file="a/b")
+        with pytest.raises(ValueError, match=r"cache_file: 'a/b' is no file name"):
+            cast_by_sensitivity(family.load(), settings, Goal(size_limit=0.5), family.conditioning(1))
 
     def test_goals_out_of_reach(self) -> None:
         family = FAMILIES["flux"]
