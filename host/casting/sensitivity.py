@@ -62,6 +62,7 @@ def cast_by_sensitivity(
     """
     if positive is None:
         raise ValueError("positive: sensitivity runs the model, so connect the prompt's conditioning, or turn it off")
+    settings.check()  # the cache file too, which only the last cast writes
     everything, report = cast_model(model, replace(settings, cache_file=""))
     if not report.cast:
         return everything, report, _chart([], frozenset(), "nothing was cast")
