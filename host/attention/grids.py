@@ -5,7 +5,6 @@ Where the shapes do not add up to what a known model does, the answer is a reaso
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,13 +12,11 @@ from torch import Tensor, nn
 
 from ...attention import AttentionCall
 from ...attention.local import TokenGrid
+from ..core.families import Layout, Tokens, layout_of
 
 SHAPES = "headroom_shapes"  # our entry in the host's transformer_options
 # Conditioning that adds tokens of other pictures, or changes where the picture's lie.
 OTHER_PICTURES = ("ref_latents", "ref_latent", "ref_contexts", "reference_latent", "time_dim_concat", "image_cond")
-# (tokens, picture tokens, shapes) -> text tokens before and after the picture; None where they do not add up.
-Ends = Callable[[int, int, "Shapes"], "tuple[int, int] | None"]
-FLUX2_TEXT = 512  # shorter texts are padded in front to this length
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,7 @@ class Shapes:
     """What a model call works on.
 
     Attributes:
-        family: how its sequences are made; None for a model that is not known here.
+        layout: of its sequences; None for a model that is not known here.
         network: the class of the model, for people.
         grid: (frames, rows, columns) of picture tokens; for a UNet those of the latent.
         text: tokens of the conditioning.
@@ -35,7 +32,7 @@ class Shapes:
         others: what adds tokens of other pictures, if anything does.
     """
 
-    family: Ends | None
+    layout: Layout | None
     network: str
     grid: tuple[int, int, int]
     text: int
@@ -45,13 +42,11 @@ class Shapes:
     @classmethod
     def of(cls, network: nn.Module, x: Tensor, context: Tensor | None, conditioning: dict[str, Any]) -> Shapes:
         """Of a call of the host's ``apply_model``."""
-        name = type(network).__name__
-        kind = FAMILIES.get((type(network).__module__, name))
         others = next((key for key in OTHER_PICTURES if conditioning.get(key) is not None), None)
         registers = getattr(network, "register_tokens", None)
         return cls(
-            family=kind,
-            network=name,
+            layout=layout_of(network),
+            network=type(network).__name__,
             grid=_picture_tokens(network, x),
             text=0 if context is None or context.ndim < 3 else context.shape[1],
             extra=0 if registers is None else registers.shape[1],
@@ -80,11 +75,11 @@ def find_grid(call: AttentionCall, options: dict[str, Any]) -> TokenGrid | str:
         return "it has a mask"
     if "activations_shape" in options:
         return _unet_grid(call, options["activations_shape"], shapes)
-    if shapes.family is None:
+    if shapes.layout is None:
         return f"the sequences of {shapes.network} are not known"
     if shapes.others is not None:
         return f"{shapes.others} adds tokens of other pictures"
-    ends = shapes.family(tokens, shapes.cells, shapes)
+    ends = shapes.layout(Tokens(tokens, shapes.cells, shapes.text, shapes.extra))
     if ends is None:
         return f"{tokens} tokens are not {shapes.cells} of the picture and {shapes.text} of the text"
     frames, rows, columns = shapes.grid
@@ -101,51 +96,6 @@ def _unet_grid(call: AttentionCall, activations: Any, shapes: Shapes) -> TokenGr
     if shapes.text == rows * columns:
         return "text and map have as many tokens, so that self and cross attention look alike"
     return TokenGrid(rows, columns)
-
-
-def _text_first(tokens: int, cells: int, shapes: Shapes) -> tuple[int, int] | None:
-    """Text and picture together, or the picture alone, as in SD3.5's further attention."""
-    before = tokens - cells
-    return (before, 0) if before in (0, shapes.text + shapes.extra) else None
-
-
-def _flux(tokens: int, cells: int, shapes: Shapes) -> tuple[int, int] | None:
-    before = tokens - cells
-    return (before, 0) if before in (shapes.text, max(FLUX2_TEXT, shapes.text)) else None
-
-
-def _picture_only(tokens: int, cells: int, shapes: Shapes) -> tuple[int, int] | None:
-    """A text as long as the picture could be what is attended to."""
-    return (0, 0) if tokens == cells and shapes.text != cells else None
-
-
-def _padded_parts(multiple: int) -> Ends:
-    """Text and picture, each filled up to a multiple. The refiners see one of them alone and stay dense."""
-
-    def ends(tokens: int, cells: int, shapes: Shapes) -> tuple[int, int] | None:
-        text, picture = (-(-count // multiple) * multiple for count in (shapes.text, cells))
-        return (text, picture - cells) if tokens == text + picture else None
-
-    return ends
-
-
-def _next_dit(tokens: int, cells: int, shapes: Shapes) -> tuple[int, int] | None:
-    """Lumina 2 as it is, Z-Image filled up to multiples of 32."""
-    return _padded_parts(1)(tokens, cells, shapes) or _padded_parts(32)(tokens, cells, shapes)
-
-
-FAMILIES: dict[tuple[str, str], Ends] = {
-    ("comfy.ldm.modules.diffusionmodules.mmdit", "OpenAISignatureMMDITWrapper"): _text_first,
-    ("comfy.ldm.aura.mmdit", "MMDiT"): _text_first,
-    ("comfy.ldm.flux.model", "Flux"): _flux,
-    ("comfy.ldm.chroma.model", "Chroma"): _text_first,
-    ("comfy.ldm.qwen_image.model", "QwenImageTransformer2DModel"): _text_first,
-    ("comfy.ldm.lumina.model", "NextDiT"): _next_dit,
-    ("comfy.ldm.hunyuan_video.model", "HunyuanVideo"): _text_first,
-    ("comfy.ldm.wan.model", "WanModel"): _picture_only,
-    ("comfy.ldm.cosmos.predict2", "MiniTrainDIT"): _picture_only,
-    ("comfy.ldm.lightricks.model", "LTXVModel"): _picture_only,
-}
 
 
 def _picture_tokens(network: nn.Module, x: Tensor) -> tuple[int, int, int]:

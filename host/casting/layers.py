@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ...offload import CastLayer, Layer, LayerKind, NoiseMeter, SkipRules, Storage, cast_plain, plan_layers, row_parts
+from ..core.families import TOLD_BY
 from .quantised import (
     can_quantise,
     exchange,
@@ -25,8 +25,6 @@ from .quantised import (
 )
 
 NOTHING_TO_GAIN = ("already ", "no smaller")
-# The host tells UNets apart by the width of these.
-TELLS_THE_MODEL = re.compile(r"transformer_blocks\.0\.attn2\.to_k$")
 
 
 def plan_cast(network: nn.Module, storage: Storage, skip: str, keep: frozenset[str] = frozenset()) -> list[Layer]:
@@ -55,7 +53,7 @@ def _refined(layer: Layer, network: nn.Module, storage: Storage, keep: frozenset
     reason = _nothing_to_gain(module.weight, layer, storage)
     if reason is None and layer.kind is LayerKind.LINEAR and not isinstance(module, nn.Linear):
         reason = "already left in full by the file's own quantisation"
-    if reason is None and storage.packed and TELLS_THE_MODEL.search(layer.name):
+    if reason is None and storage.packed and TOLD_BY.search(layer.name):
         reason = "its shape tells ComfyUI the model: packed, a saved file would not be known"
     if reason is None and layer.group in keep:
         reason = "kept by sensitivity"

@@ -7,31 +7,20 @@ from typing import Any
 import torch
 from comfy.model_patcher import ModelPatcher
 
+from ..core.families import text_width
+
 TOKENS = 256
-# What the families call the width of the text in their configuration.
-WIDTHS = (
-    "context_dim", "context_in_dim", "text_dim", "caption_channels", "cap_feat_dim", "joint_attention_dim",
-    "crossattn_emb_channels", "cond_seq_dim", "cross_attention_dim",
-)  # fmt: skip
 POOLED_SDXL = 1280  # its adm_in_channels hold the sizes of the picture too
 
 
 def usual_conditioning(model: ModelPatcher) -> list[Any]:
-    """CONDITIONING of zeros.
+    """CONDITIONING of zeros: (1, :data:`TOKENS`, channels) in float32, with the pooled output and mask it wants.
 
     Raises:
-        ValueError: a family whose text is not told by its configuration.
+        ValueError: a model that does not tell how wide its text is.
     """
     config = model.model.model_config.unet_config
-    width = next((config[name] for name in WIDTHS if isinstance(config.get(name), int)), None)
-    embedder = config.get("context_embedder_config")
-    if width is None and embedder:
-        width = embedder["params"]["in_features"]
-    network = model.model.diffusion_model
-    if hasattr(network, "text_embedding"):  # Wan
-        width = network.text_embedding[0].in_features
-    if hasattr(network, "caption_projection") and hasattr(network.caption_projection, "linear_1"):  # LTX
-        width = network.caption_projection.linear_1.in_features
+    width = text_width(model.model.diffusion_model, config)
     if width is None:
         raise ValueError("positive: this model does not say how wide its text is; connect the prompt")
     pooled = config.get("vec_in_dim") or (POOLED_SDXL if config.get("adm_in_channels") == 2816 else None)
