@@ -89,20 +89,21 @@ class Backend:
 
     Attributes:
         name: its name in the node's combo.
-        summary: one line for people.
+        tooltip: one line for people; backends with the same one are named together.
         compute: (q, k, v, scale, mask) -> (B, Nq, H, Dv).
         can: what it can do.
         foreign: another package's kernel, which may refuse what it was said to take.
     """
 
     name: str
-    summary: str
+    tooltip: str
     compute: Callable[..., Tensor]
     can: Abilities = Abilities()
     foreign: bool = False
 
     @property
     def exact(self) -> bool:
+        """Whether it computes the formula up to float rounding."""
         return self.can.full_precision
 
     def refusal(self, call: AttentionCall) -> str | None:
@@ -114,6 +115,12 @@ class Backend:
         return self.compute(call.q, call.k, call.v, call.scale, call.mask, **options)
 
 
+# Tooltips that several backends share.
+TORCHS_OWN = "torch's own"
+A_PACKAGE = "those packages, if installed"
+QUANTISED = "8-bit scores, faster but not exact"
+
+
 @dataclass(frozen=True)
 class Decision:
     """The backend that runs a call, and why it is that one."""
@@ -122,13 +129,13 @@ class Decision:
     reason: str
 
 
-def _kernel(name: str, summary: str) -> Backend:
+def _kernel(name: str) -> Backend:
     """torch's own attention by one kernel."""
     can = Abilities(one_dtype=True, no_keys=False, further=partial(kernel_refusal, name))
-    return Backend(f"sdpa_{name}", summary, partial(sdpa_by_kernel, kernel=name), can)
+    return Backend(f"sdpa_{name}", TORCHS_OWN, partial(sdpa_by_kernel, kernel=name), can)
 
 
-def _library(name: str, summary: str, compute: Callable[..., Tensor], **abilities: object) -> Backend:
+def _library(name: str, tooltip: str, compute: Callable[..., Tensor], **abilities: object) -> Backend:
     """Another package's kernel."""
 
     def missing(call: AttentionCall) -> str | None:
@@ -138,36 +145,40 @@ def _library(name: str, summary: str, compute: Callable[..., Tensor], **abilitie
         devices=("cuda",), one_dtype=True, contiguous=True, no_keys=False, other_values=False, mask_gradient=False,
         further=missing, **abilities,  # type: ignore[arg-type]
     )  # fmt: skip
-    return Backend(name, summary, compute, can, foreign=True)
+    return Backend(name, tooltip, compute, can, foreign=True)
 
 
+# In the order of the node's combo, which takes its choices and its tooltip from here.
 BACKENDS = {
     backend.name: backend
     for backend in (
-        Backend("sdpa", "torch's fused kernel", sdpa_attention, Abilities(one_dtype=True, no_keys=False)),
-        _kernel("flash", "torch's FlashAttention kernel"),
-        _kernel("efficient", "torch's memory-efficient kernel"),
-        _kernel("cudnn", "cuDNN's kernel"),
-        _kernel("math", "the plain formula: holds the whole score matrix"),
+        Backend("sdpa", TORCHS_OWN, sdpa_attention, Abilities(one_dtype=True, no_keys=False)),
+        _kernel("flash"),
+        _kernel("efficient"),
+        _kernel("cudnn"),
+        _kernel("math"),  # the plain formula: holds the whole score matrix
         _library(
-            "xformers", "xformers' memory-efficient kernel", libraries.xformers_attention,
+            "xformers", A_PACKAGE, libraries.xformers_attention,
             dtypes=(*HALF, torch.float32), grouped=False,
         ),
         _library(
-            "flash_attn", "the flash-attn package, 3 or 2", libraries.flash_attn_attention, dtypes=HALF, channels=256,
+            "flash_attn", A_PACKAGE, libraries.flash_attn_attention, dtypes=HALF, channels=256,
             multiple=8, mask=False,
         ),
         _library(
-            "sage", "SageAttention: 8-bit scores, not exact", libraries.sage_attention, dtypes=HALF, channels=128,
+            "sage", QUANTISED, libraries.sage_attention, dtypes=HALF, channels=128,
             mask=False, gradient=False, full_precision=False,
         ),
         _library(
-            "comfy_kitchen", "comfy-kitchen's int8 kernel, not exact", libraries.comfy_kitchen_attention,
+            "comfy_kitchen", QUANTISED, libraries.comfy_kitchen_attention,
             dtypes=(*HALF, torch.float32), channels=256, gradient=False, full_precision=False,
         ),
-        Backend("sliced", "query rows against all keys", sliced_attention, Abilities(gradient=False)),
         Backend(
-            "online", "query and key tiles, running softmax", online_attention_with_gradients,
+            "sliced", "a few query rows at a time; 512 of 4096 hold 13 % of the full matrix", sliced_attention,
+            Abilities(gradient=False),
+        ),
+        Backend(
+            "online", "memory does not grow with the square of the tokens", online_attention_with_gradients,
             Abilities(mask_gradient=False),
         ),
     )

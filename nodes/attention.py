@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
-from ..host.attention.backend import BACKEND_CHOICES, apply_attention
+from ..host.attention.backend import BACKEND_CHOICES, apply_attention, choices_tooltip
 from .where import blocks_input, step_inputs
 
 
@@ -31,11 +31,7 @@ class HeadroomAttention(io.ComfyNode):
                     "backend",
                     options=list(BACKEND_CHOICES),
                     default="auto",
-                    tooltip="auto: torch's fused kernel where it needs little memory, else online; never a quantised"
-                    " one. host: what ComfyUI would use. sdpa and its four kernels: torch's own. xformers, flash_attn:"
-                    " those packages, if installed. sage, comfy_kitchen: 8-bit scores, faster but not exact. sliced: a"
-                    " few query rows at a time; 512 of 4096 hold 13 % of the full matrix. online: memory does not grow"
-                    " with the square of the tokens. What cannot run here falls back, and the report says to what.",
+                    tooltip=f"{choices_tooltip()} What cannot run here falls back, and the report says to what.",
                 ),
                 blocks_input(),
                 *step_inputs(),

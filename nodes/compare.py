@@ -6,6 +6,8 @@ from typing import Any
 
 from comfy_api.latest import io, ui
 
+from ..attention import BACKENDS
+from ..host.attention.backend import BACKEND_CHOICES
 from ..host.planning.compare import Work, compare
 from ..host.planning.strategies import Switches
 
@@ -19,6 +21,7 @@ class HeadroomCompare(io.ComfyNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
+        quantising = [name for name, backend in BACKENDS.items() if not backend.exact]
         return io.Schema(
             node_id="HeadroomCompare",
             display_name="Compare Strategies",
@@ -66,8 +69,8 @@ class HeadroomCompare(io.ComfyNode):
                 io.Boolean.Input(
                     "backends",
                     default=True,
-                    tooltip="Every attention of Attention by Block and Step, 13 rows. Exact ones are 80 dB and more"
-                    " from the first in float32; sage and comfy_kitchen quantise.",
+                    tooltip=f"Every attention of Attention by Block and Step, {len(BACKEND_CHOICES)} rows. Exact ones"
+                    f" are 80 dB and more from the first in float32; {' and '.join(quantising)} quantise.",
                 ),
                 io.Boolean.Input(
                     "casting",

@@ -12,7 +12,13 @@ from torch import Tensor
 from ...attention import BACKENDS, AttentionCall, Place, compute
 from .override import Override, count, install, select
 
-BACKEND_CHOICES = ("auto", "host", *BACKENDS)
+# What the node offers besides the backends, with its tooltip.
+BESIDES = {
+    "auto": "torch's fused kernel where it needs little memory, else online; never a quantised one",
+    "host": "what ComfyUI would use",
+}
+BACKEND_CHOICES = (*BESIDES, *BACKENDS)
+COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,22 @@ class AttentionOverride(Override):
         prefix = "auto: " if self.backend == "auto" else ""
         count(kwargs, place, decision.backend.name, prefix + decision.reason)
         return out
+
+
+def choices_tooltip() -> str:
+    """A sentence for each of :data:`BACKEND_CHOICES`; those with the same one share it."""
+    names: dict[str, list[str]] = {}
+    for name, tooltip in (*BESIDES.items(), *((backend.name, backend.tooltip) for backend in BACKENDS.values())):
+        names.setdefault(tooltip, []).append(name)
+    return " ".join(f"{_label(shared)}: {tooltip}." for tooltip, shared in names.items())
+
+
+def _label(names: list[str]) -> str:
+    """Names with commas; a backend and its kernels (``sdpa``, ``sdpa_flash``, …) by their number."""
+    first, *others = names
+    if others and all(name.startswith(f"{first}_") for name in others):
+        return f"{first} and its {COUNTS[len(others)]} kernels"
+    return ", ".join(names)
 
 
 def apply_attention(

@@ -1,24 +1,24 @@
 """Every exact backend against float64, over every way the host's models call attention."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 
 from headroom.attention import BACKENDS, AttentionCall, compute
-from headroom.attention.online import online_attention
-from headroom.attention.sliced import sliced_attention
 
 from ..nightly import grid
 from .reference import reference_attention, relative_error
 
 # Tiles far smaller than the operands, and sizes they do not divide, so that every seam between tiles is crossed.
+SMALL_TILES = {"sliced": {"rows": 16}, "online": {"query_tile": 24, "key_tile": 32}}
+PROBE = AttentionCall(*[torch.zeros(1, 4, 64, 20)] * 3, None, 1.0)
+# Every exact backend that a CPU has.
 KERNELS = {
-    "sdpa": BACKENDS["sdpa"].compute,
-    "sdpa_flash": BACKENDS["sdpa_flash"].compute,
-    "sdpa_math": BACKENDS["sdpa_math"].compute,
-    "sliced": lambda *call: sliced_attention(*call, rows=16),
-    "online": lambda *call: online_attention(*call, query_tile=24, key_tile=32),
+    name: partial(backend.compute, **SMALL_TILES.get(name, {}))
+    for name, backend in BACKENDS.items()
+    if backend.exact and backend.refusal(PROBE) is None
 }
 LAYOUTS = ("flat", "heads first", "values with heads", "heads first, output too")
 MASKS = (
@@ -59,6 +59,10 @@ def four_dimensional(mask: torch.Tensor | None) -> torch.Tensor | None:
     if mask is None or mask.ndim == 4:
         return mask
     return mask[None, None] if mask.ndim == 2 else mask[:, None]
+
+
+def test_a_cpu_has_these() -> None:
+    assert set(KERNELS) >= {"sdpa", "sdpa_flash", "sdpa_math", *SMALL_TILES}
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
