@@ -19,9 +19,8 @@ def _storage_inputs() -> list[io.Input]:
             "storage",
             options=list(STORAGES),
             default="float8_e4m3fn_scaled",
-            tooltip="How weights are kept. Signal to noise of a weight: float8_e4m3fn_scaled and mxfp8 31.5 dB,"
-            " int8_convrot 42 dB in the same 8 bits, nvfp4 20 dB in 4.5 bits (lossy), the unscaled ones 11 to 31 dB"
-            " (what a loader's fp8 does). bfloat16 and float16 halve a float32 model. ComfyUI has no scales for"
+            tooltip=f"How weights are kept. Signal to noise of a weight: {_signal_to_noise()}, the unscaled ones 11 to"
+            " 31 dB (what a loader's fp8 does). bfloat16 and float16 halve a float32 model. ComfyUI has no scales for"
             " convolutions: they become the nearer of plain e4m3 and e5m2.",
         ),
         io.Combo.Input(
@@ -40,6 +39,15 @@ def _storage_inputs() -> list[io.Input]:
             " lines are regular expressions searched for in a layer's name, such as double_blocks\\.0\\.",
         ),
     ]
+
+
+def _signal_to_noise() -> str:
+    """Of each storage with scales; those that are alike are named together."""
+    names: dict[str, list[str]] = {}
+    for name, storage in STORAGES.items():
+        if storage.scaled:
+            names.setdefault(f"{storage.weight_db:g} dB {storage.remark}".rstrip(), []).append(name)
+    return ", ".join(f"{' and '.join(alike)} {text}" for text, alike in names.items())
 
 
 def _cache_input() -> io.String.Input:

@@ -16,7 +16,7 @@ from .plain import cast_plain
 from .quality import NoiseMeter, row_parts, sqnr_db
 from .sensitivity import GroupCost, keep_for_error, keep_for_size, output_db, ranked
 from .skip import SkipRules
-from .storage import STORAGES, Storage, missing_in_torch
+from .storage import STORAGES, Layout, Storage, missing_in_torch
 from .structure import copy_structure
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "GroupCost",
     "Layer",
     "LayerKind",
+    "Layout",
     "NoiseMeter",
     "SkipRules",
     "Storage",

@@ -8,26 +8,48 @@ import torch
 
 
 @dataclass(frozen=True)
+class Layout:
+    """Values with scales, as model files of others spell and keep them.
+
+    Attributes:
+        algorithm: its name in a file's metadata, and in the tables of what reads it.
+        largest: what the largest weight of a matrix is scaled to; None: the layout finds its scales by row or block.
+        rotated: rows are multiplied by a Hadamard matrix first, which spreads outliers, and have a scale each.
+    """
+
+    algorithm: str
+    largest: float | None = None
+    rotated: bool = False
+
+
+@dataclass(frozen=True)
 class Storage:
-    """How a weight is kept between uses.
+    """How a weight is kept between uses. Either ``plain`` or ``layout`` is set.
 
     Attributes:
         name: as the node spells it.
         bits: per weight, scales included, for a large matrix.
-        plain: the torch dtype of a cast without scales; None for the scaled formats.
+        weight_db: signal to noise of normally distributed weights, in dB; None where it depends on their size.
+        plain: the torch dtype of a cast without scales.
+        layout: of a cast with scales.
         needs: names of torch dtypes without which the format cannot be held.
-        about: what to expect of it, for tooltips and reports.
+        remark: what the node's tooltip says behind the signal to noise.
+        planned: Make It Fit may choose it.
     """
 
     name: str
     bits: float
-    plain: str | None
-    needs: tuple[str, ...]
-    about: str
+    weight_db: float | None
+    plain: str | None = None
+    layout: Layout | None = None
+    needs: tuple[str, ...] = ("float8_e4m3fn",)
+    remark: str = ""
+    planned: bool = False
 
     @property
     def scaled(self) -> bool:
-        return self.plain is None
+        """Whether weights have scales: whether there is a layout."""
+        return self.layout is not None
 
     @property
     def packed(self) -> bool:
@@ -36,7 +58,11 @@ class Storage:
 
     @property
     def plain_dtype(self) -> torch.dtype:
-        """Of the plain formats."""
+        """Of the plain formats.
+
+        Raises:
+            ValueError: a format with scales.
+        """
         if self.plain is None:
             raise ValueError(f"{self.name} has scales")
         dtype: torch.dtype = getattr(torch, self.plain)
@@ -51,21 +77,28 @@ class Storage:
         return (self.plain_dtype,) if self.plain else (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
+E4M3_MAX, E2M1_MAX = 448.0, 6.0
+E4M3 = "float8_e4m3fn"
+# In the order of the node's combo. Whoever casts, compares, plans or explains takes what it needs from here.
 STORAGES = {
     storage.name: storage
     for storage in (
-        Storage("float8_e4m3fn_scaled", 8, None, ("float8_e4m3fn",), "8 bits, one scale per tensor: 31.5 dB"),
-        Storage("int8_convrot", 8, None, ("float8_e4m3fn",), "8 bits, one scale per row, rotated: 42 dB"),
-        Storage("mxfp8", 8.25, None, ("float8_e4m3fn", "float8_e8m0fnu"), "8 bits, one scale per 32 weights: 31.5 dB"),
-        Storage("nvfp4", 4.5, None, ("float8_e4m3fn",), "4 bits, lossy, one scale per 16 weights: 20 dB"),
+        Storage("float8_e4m3fn_scaled", 8, 31.5, layout=Layout(E4M3, largest=E4M3_MAX), planned=True),
         Storage(
-            "float8_e4m3fn_unscaled", 8, "float8_e4m3fn", ("float8_e4m3fn",), "8 bits without a scale: 11 to 31 dB"
+            "int8_convrot", 8, 42.0, layout=Layout("int8_tensorwise", rotated=True), remark="in the same 8 bits",
+            planned=True,
         ),
-        Storage("float8_e5m2_unscaled", 8, "float8_e5m2", ("float8_e5m2",), "8 bits without a scale: 25.5 dB"),
-        Storage("bfloat16", 16, "bfloat16", (), "16 bits, the range of float32"),
-        Storage("float16", 16, "float16", (), "16 bits, more digits than bfloat16 and less range"),
+        Storage("mxfp8", 8.25, 31.5, layout=Layout("mxfp8"), needs=(E4M3, "float8_e8m0fnu")),
+        Storage(  # a scale of float8_e4m3fn times a weight of float4
+            "nvfp4", 4.5, 20.0, layout=Layout("nvfp4", largest=E4M3_MAX * E2M1_MAX), remark="in 4.5 bits (lossy)",
+            planned=True,
+        ),
+        Storage("float8_e4m3fn_unscaled", 8, None, plain=E4M3),
+        Storage("float8_e5m2_unscaled", 8, 25.5, plain="float8_e5m2", needs=("float8_e5m2",)),
+        Storage("bfloat16", 16, 55.0, plain="bfloat16", needs=()),
+        Storage("float16", 16, 73.0, plain="float16", needs=()),
     )
-}
+}  # fmt: skip
 
 
 def missing_in_torch(storage: Storage) -> str | None:

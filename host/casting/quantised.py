@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -14,7 +13,7 @@ from comfy import quant_ops
 from comfy.quant_ops import QuantizedTensor
 from torch import Tensor, nn
 
-from ...offload import LayerKind, NoiseMeter, Storage, missing_in_torch, row_parts, torch_kind
+from ...offload import LayerKind, Layout, NoiseMeter, Storage, missing_in_torch, row_parts, torch_kind
 
 # Regular Hadamard matrices exist for powers of four; the largest that divides a row spreads outliers best.
 ROTATION_SIZES = (256, 64, 16)
@@ -24,36 +23,14 @@ HOOKED = (
 )
 
 
-@dataclass(frozen=True)
-class Format:
-    """A storage as the host spells it.
-
-    Attributes:
-        algorithm: its key in the host's table.
-        largest: what the largest weight of a matrix is scaled to; None: the layout finds its scales by row or block.
-    """
-
-    algorithm: str
-    largest: float | None = None
-
-
-E4M3_MAX, E2M1_MAX = 448.0, 6.0
-FORMATS = {
-    "float8_e4m3fn_scaled": Format("float8_e4m3fn", E4M3_MAX),
-    "int8_convrot": Format("int8_tensorwise"),
-    "mxfp8": Format("mxfp8"),
-    "nvfp4": Format("nvfp4", E4M3_MAX * E2M1_MAX),  # a scale of float8_e4m3fn times a weight of float4
-}
-
-
 def why_not(storage: Storage) -> str | None:
     """Why this machine cannot hold weights in a storage, and what to do; None if it can."""
     lacking = missing_in_torch(storage)
-    if lacking is not None or not storage.scaled:
+    if lacking is not None or storage.layout is None:
         return lacking
     if not hasattr(QuantizedTensor, "from_float"):
         return f"storage: {storage.name} needs comfy-kitchen; install what ComfyUI's requirements.txt lists"
-    algorithm = FORMATS[storage.name].algorithm
+    algorithm = storage.layout.algorithm
     if algorithm not in quant_ops.QUANT_ALGOS:
         return (
             f"storage: {storage.name} needs {algorithm} weights, which this ComfyUI lacks; choose"
@@ -91,8 +68,8 @@ def quantise(weight: Tensor, storage: Storage, compute: torch.dtype) -> tuple[Te
     Returns:
         The host's QuantizedTensor on the same device, and its signal to noise in dB.
     """
-    layout = quant_ops.QUANT_ALGOS[FORMATS[storage.name].algorithm]["comfy_tensor_layout"]
-    options = _options(weight, storage)
+    layout = _host_layout(storage)
+    options = _options(weight, _layout_of(storage))
     parts, meter = [], NoiseMeter()
     for rows in row_parts(weight):
         # From float32: the scale of a float16 weight would be clamped to what float16 can hold.
@@ -102,12 +79,22 @@ def quantise(weight: Tensor, storage: Storage, compute: torch.dtype) -> tuple[Te
     return _joined(parts, layout, tuple(weight.shape)).to(dtype=compute), meter.db
 
 
-def _options(weight: Tensor, storage: Storage) -> dict[str, Any]:
+def _layout_of(storage: Storage) -> Layout:
+    assert storage.layout is not None, f"{storage.name} has no scales"
+    return storage.layout
+
+
+def _host_layout(storage: Storage) -> str:
+    """The host's name of a storage's layout."""
+    name: str = quant_ops.QUANT_ALGOS[_layout_of(storage).algorithm]["comfy_tensor_layout"]
+    return name
+
+
+def _options(weight: Tensor, layout: Layout) -> dict[str, Any]:
     """Of the layout's quantiser, the same for all rows."""
-    largest = FORMATS[storage.name].largest
-    if largest is not None:
-        return {"scale": torch.stack(torch.aminmax(weight)).abs().amax().float() / largest}
-    if storage.name != "int8_convrot":
+    if layout.largest is not None:
+        return {"scale": torch.stack(torch.aminmax(weight)).abs().amax().float() / layout.largest}
+    if not layout.rotated:
         return {}
     size = next((size for size in ROTATION_SIZES if weight.shape[1] % size == 0), None)
     return {"per_channel": True} | ({} if size is None else {"convrot": True, "convrot_groupsize": size})
@@ -132,7 +119,6 @@ def quantised_linear(layer: nn.Module, weight: Tensor, storage: Storage, compute
     Args:
         compute: dtype of the product; None: that of the input.
     """
-    algorithm = FORMATS[storage.name].algorithm
     linear: Any = _linear_class(weight.dtype)(
         layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta"
     )
@@ -141,8 +127,8 @@ def quantised_linear(layer: nn.Module, weight: Tensor, storage: Storage, compute
         linear.bias = layer.bias
         linear.bias_comfy_model_dtype = getattr(layer, "bias_comfy_model_dtype", layer.bias.dtype)
     linear.weight_comfy_model_dtype = weight.dtype
-    linear.quant_format = algorithm
-    linear.layout_type = quant_ops.QUANT_ALGOS[algorithm]["comfy_tensor_layout"]
+    linear.quant_format = _layout_of(storage).algorithm
+    linear.layout_type = _host_layout(storage)
     # Written into a saved file, so that a loader multiplies in full precision too.
     linear._full_precision_mm_config = True
     linear.headroom_compute = compute

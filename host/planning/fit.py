@@ -21,6 +21,7 @@ from ...memory.prediction import (
     fake_mode,
 )
 from ...memory.units import format_bytes
+from ...offload import STORAGES
 from ..attention.backend import apply_attention
 from ..attention.override import overrides_of
 from ..casting.cast import ATTACHMENT as CAST
@@ -40,11 +41,10 @@ from ..vae.coding import BudgetTooSmall
 from ..vae.settings import VAESettings
 from ..vae.wrapper import LowMemoryVAE, fits_in_one_piece, is_tileable, planned_vae
 
-# What may be cast to, nearest to the original first (signal to noise of a weight: 42, 31.5 and 20 dB).
-STORAGES = (
-    ("int8_convrot", Loss.NEAR_EXACT),
-    ("float8_e4m3fn_scaled", Loss.NEAR_EXACT),
-    ("nvfp4", Loss.APPROXIMATE),
+NEAR_EXACT_DB = 30.0  # signal to noise of a weight, from which on a cast changes a picture only a little
+# What may be cast to, nearest to the original first.
+PLANNED_CASTS = sorted(
+    ((storage.weight_db or 0.0, name) for name, storage in STORAGES.items() if storage.planned), reverse=True
 )
 # How a VAE may work where one piece is too large, the exact way first.
 METHODS: tuple[tuple[dict[str, Any], Loss], ...] = (
@@ -166,7 +166,8 @@ class _SamplingWays:
         if CAST in model.attachments:
             self.notes.append("weights stay as their own node has cast them")
             return
-        for storage, loss in STORAGES:
+        for decibels, storage in PLANNED_CASTS:
+            loss = Loss.NEAR_EXACT if decibels >= NEAR_EXACT_DB else Loss.APPROXIMATE
             if loss <= most and (lacking := why_not(CastSettings(storage).format)) is None:
                 yield storage, loss
             elif loss <= most:

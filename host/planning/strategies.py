@@ -17,7 +17,7 @@ from ..casting.cast import CastSettings, cast_model
 from ..casting.quantised import why_not
 
 DTYPES = ("float32", "float16", "bfloat16")
-CASTS = ("float8_e4m3fn_scaled", "int8_convrot", "mxfp8", "nvfp4")
+CASTS = tuple(name for name, storage in STORAGES.items() if storage.scaled)
 # One whole number above 0, or several with commas between them; or nothing.
 SIZES = re.compile(r"\s*(0*[1-9][0-9]{0,8}\s*(,\s*0*[1-9][0-9]{0,8}\s*)*)?")
 # Of a call that stands for a model's, to ask a backend whether it runs here.

@@ -17,7 +17,7 @@ from headroom.host.casting import layers as cast_layers
 from headroom.host.casting import sensitivity
 from headroom.host.casting.cast import ATTACHMENT, CastSettings, cast_clip, cast_model
 from headroom.host.casting.independent import independent
-from headroom.host.casting.quantised import FORMATS, quantise, why_not
+from headroom.host.casting.quantised import quantise, why_not
 from headroom.host.casting.sensitivity import Goal, cast_by_sensitivity
 from headroom.nodes.cast import HeadroomCast, HeadroomCastCLIP
 from headroom.offload import STORAGES, CastReport, sqnr_db
@@ -31,7 +31,7 @@ from .training import train, training_node
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 HELD = [name for name, storage in STORAGES.items() if why_not(storage) is None]  # older hosts lack some
-SCALED = [name for name in FORMATS if name in HELD]
+SCALED = [name for name in HELD if STORAGES[name].scaled]
 EIGHT_BITS = [name for name in HELD if STORAGES[name].bits in (8, 8.25)]
 BETTER = "int8_convrot" if "int8_convrot" in HELD else "float8_e4m3fn_scaled"
 
@@ -398,7 +398,7 @@ class TestLoRA:
         arguments = (model, 7, 2, 1.0, "euler", "normal", positive, family.conditioning(2), latent)
         return nodes.KSampler().sample(*arguments)[0]["samples"]
 
-    @pytest.mark.parametrize("storage", [name for name in HELD if name not in FORMATS])
+    @pytest.mark.parametrize("storage", [name for name in HELD if name not in SCALED])
     def test_a_hooked_one_is_as_a_baked_one(self, lora: dict[str, Tensor], storage: str) -> None:
         family = FAMILIES["flux"]
         ours = cast(family.load(), storage)

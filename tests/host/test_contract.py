@@ -1,11 +1,22 @@
 """The public contract: node ids, inputs and defaults never change once released."""
 
 import json
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
+from headroom.attention import BACKENDS
+from headroom.host.attention.backend import BACKEND_CHOICES
+from headroom.host.planning.strategies import CASTS
 from headroom.nodes import NODES
 from headroom.tools.templates.locales import every_input
+from headroom.nodes.attention import HeadroomAttention
+from headroom.nodes.compare import HeadroomCompare
+from headroom.offload import STORAGES
 
+DOCS = Path(__file__).parents[2] / "web" / "docs"
 SNAPSHOT = Path(__file__).parent / "contract.json"
 # Not part of the contract: words for people.
 PROSE = ("tooltip", "description", "search_aliases", "output_tooltips", "python_module", "display_name")
@@ -44,6 +55,33 @@ def test_every_input_and_node_explains_itself() -> None:
             assert one.tooltip, (schema.node_id, name)
         for one in schema.outputs:
             assert one.tooltip, (schema.node_id, one.display_name or one.io_type)
+
+
+@pytest.mark.parametrize("language", ["", "zh"])
+@pytest.mark.parametrize(
+    ("node", "choices"),
+    [("HeadroomAttention", BACKEND_CHOICES), ("HeadroomCast", STORAGES), ("HeadroomCastCLIP", STORAGES)],
+)
+def test_help_has_a_row_for_every_choice(node: str, choices: Iterable[str], language: str) -> None:
+    """In the registry's order; several may share a row."""
+    page = DOCS / node / f"{language}.md" if language else DOCS / f"{node}.md"
+    tables = [
+        [name for row in rows for name in re.split(", |、", row.split("|")[1].strip())]
+        for rows in (block.split("\n") for block in page.read_text(encoding="utf-8").split("\n\n"))
+        if all(row.startswith("|") for row in rows if row)
+    ]
+    assert [names[2:] for names in tables].count(list(choices)) == 1
+
+
+def test_what_quantises_is_named() -> None:
+    inexact = [name for name, backend in BACKENDS.items() if not backend.exact]
+    assert all(name in HeadroomAttention.GET_SCHEMA().description for name in inexact)
+
+
+def test_every_storage_with_scales_is_named_where_it_is_compared() -> None:
+    tooltips = {name: one.tooltip for name, one in every_input(HeadroomCompare.GET_SCHEMA().inputs)}
+    assert all(name in tooltips["casting"] for name in CASTS)
+    assert f"{len(CASTS)} rows" in tooltips["casting"]
 
 
 def test_combos_do_not_depend_on_the_machine() -> None:
