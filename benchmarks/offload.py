@@ -20,26 +20,34 @@ load_package()
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt  # noqa: E402
+from _offload_clock import (  # noqa: E402
+    efficiency,
+    evenly_spaced,
+    plain_step,
+    simulate,
+    total_bytes,
+    total_seconds,
+)
 
 from headroom.memory.render.chart import BACKGROUND, FAINT, INK  # noqa: E402
-from headroom.offload.schedule import Plan, least_budget, plain_step, spread_residents  # noqa: E402
-from headroom.offload.virtual_clock import LayerCost, efficiency, simulate, total_seconds  # noqa: E402
+from headroom.offload.costs import LayerCost  # noqa: E402
+from headroom.offload.schedule import Plan, PlanSearch, least_budget, spread_residents  # noqa: E402
 
 TITLES = {"cards": "Models on cards"}
 INTRODUCTION = """# Block offload: schedule
 
 **Nothing here was measured on a GPU.** Samplings by the real code on an emulated card, beside the host's own streaming:
 [offload_grid.md](offload_grid.md). The numbers of the models on cards are computed by the virtual clock of
-`offload/virtual_clock.py`: layers run one after the other, transfers share one link in order, a transfer waits until
-its bytes of the ring are free, and a layer waits for its transfer. Latencies, launch overhead, fragmentation and a link
-shared with other work are left out, and so are text encoders, the VAE and activations. The cards' figures below are
-assumptions, not measurements.
+`benchmarks/_offload_clock.py`: layers run one after the other, transfers share one link in order, a transfer waits
+until its bytes of the ring are free, and a layer waits for its transfer. Latencies, launch overhead, fragmentation and
+a link shared with other work are left out, and so are text encoders, the VAE and activations. The cards' figures below
+are assumptions, not measurements.
 
 Reached = ideal time of a step over its time on the clock; ideal = the longer one of all compute and all transfers of
 the same plan. "Synchronous" copies a layer, then computes it. "Plain streaming" is the host's own without dynamic VRAM:
 the largest layers stay, the others go through two buffers. "Headroom" spreads the streamed layers between the resident
 ones (`spread_residents`) and is not told how fast card or link are where nothing else is said. The ring and the buffers
-count towards the budget. What layers kept in the ring gain during a run (`keep_in_ring`) is left out here."""
+count towards the budget. What layers kept in the ring gain during a run (`layers_to_keep`) is left out here."""
 
 
 # -------------------------------------------------------------------------------------------------------- models
@@ -231,11 +239,16 @@ def plain(costs: Sequence[LayerCost], budget: int, bandwidth: float) -> float | 
 def headroom_step(costs: Sequence[LayerCost], budget: int, bandwidth: float) -> float | None:
     """By the pack's own plan; None if the budget allows none."""
     plan = planned(costs, budget)
-    return None if plan is None else simulate(costs, plan.resident, bandwidth, plan.staging).step_seconds
+    return None if plan is None else step_by(costs, plan, bandwidth)
 
 
-def planned(costs: Sequence[LayerCost], budget: int, bandwidth: float | None = None) -> Plan | None:
-    return None if budget < least_budget(costs) else spread_residents(costs, budget, bandwidth=bandwidth)
+def planned(costs: Sequence[LayerCost], budget: int) -> Plan | None:
+    return None if budget < least_budget(costs) else spread_residents(costs, budget)
+
+
+def informed(costs: Sequence[LayerCost], budget: int, bandwidth: float) -> Plan:
+    """Planned for a link that is known."""
+    return PlanSearch(tuple(costs), budget, budget, (bandwidth,)).best()
 
 
 WAYS: dict[str, Callable[[Sequence[LayerCost], int, float], float | None]] = {
@@ -271,6 +284,8 @@ def cards_section() -> Section:
         section.table(STEP_HEADER, list(step_rows(model)))
     section.parts += ["### Flux at every budget", ABOUT_FLUX]
     section.table(FLUX_HEADER, [low[0] for low in lows])
+    section.parts += ["### What the search for a plan gains", ABOUT_EVEN]
+    section.table(EVEN_HEADER, [even_row(model) for model in MODELS])
     section.parts.append("![Step time of Flux over the budget](offload.png)")
     return section
 
@@ -285,6 +300,11 @@ just balances the link, nothing can make up for that, and a plan with less to st
 FLUX_HEADER = (
     "card", "weights", "transfer / compute", "reached, from 25 %", "over plain streaming, from 5 %", "over a known card"
 )  # fmt: skip
+
+ABOUT_EVEN = """A step with evenly spaced streamed layers and a ring for the two largest, over a step by the pack's own
+plan: on all cards, in both storages, budgets in steps of 10 % of the weights from 5 % on. Points: where the even plan
+has room."""
+EVEN_HEADER = "model", "points", "least", "mean", "most"
 
 
 def check_totals(section: Section) -> None:
@@ -335,10 +355,6 @@ def reach(costs: Sequence[LayerCost], plan: Plan, bandwidth: float) -> float:
     return efficiency(costs, plan.resident, bandwidth, plan.staging)
 
 
-def total_bytes(costs: Sequence[LayerCost]) -> int:
-    return sum(cost.bytes for cost in costs)
-
-
 def quarters() -> float:
     """The least that Flux reaches at the tables' budgets."""
     found = []
@@ -361,17 +377,34 @@ def flux_lows() -> list[tuple[tuple[str, ...], float, float]]:
             reached, over, known = [], [], []
             for percent in range(5, 100, 10):
                 budget = total_bytes(costs) * percent // 100
-                plan, informed = planned(costs, budget), planned(costs, budget, card.bandwidth)
+                plan, told = planned(costs, budget), informed(costs, budget, card.bandwidth)
                 assert plan is not None
-                assert informed is not None
-                step = simulate(costs, plan.resident, card.bandwidth, plan.staging).step_seconds
-                over.append(step / plain_step(costs, budget, card.bandwidth))
-                known.append(step / simulate(costs, informed.resident, card.bandwidth, informed.staging).step_seconds)
+                step = step_by(costs, plan, card.bandwidth)
+                over.append(round(step / plain_step(costs, budget, card.bandwidth), 9))  # rounding apart
+                known.append(step / step_by(costs, told, card.bandwidth))
                 reached += [reach(costs, plan, card.bandwidth)] if percent >= 25 else []
             ratio = total_bytes(costs) / card.bandwidth / total_seconds(costs)
             shown = f"{100 * min(reached):.1f} %", f"{max(over):.3f}x", f"{max(known):.3f}x"
             lows.append(((card.name, storage, f"{ratio:.2f}", *shown), min(reached), max(over)))
     return lows
+
+
+def even_row(model: Model) -> tuple[str, ...]:
+    ratios = [
+        step_by(costs, even, card.bandwidth) / step_by(costs, plan, card.bandwidth)
+        for card in CARDS
+        for size in STORAGES.values()
+        for costs in [model.costs(card, size)]
+        for percent in range(5, 100, 10)
+        for budget in [total_bytes(costs) * percent // 100]
+        if (even := evenly_spaced(costs, budget)) and (plan := planned(costs, budget))
+    ]
+    cells = (min(ratios), sum(ratios) / len(ratios), max(ratios))
+    return model.name, str(len(ratios)), *(f"{ratio:.3f}x" for ratio in cells)
+
+
+def step_by(costs: Sequence[LayerCost], plan: Plan, bandwidth: float) -> float:
+    return simulate(costs, plan.resident, bandwidth, plan.staging).step_seconds
 
 
 # --------------------------------------------------------------------------------------------------------- chart

@@ -1,71 +1,36 @@
 """Copies the weights of coming layers while earlier ones compute.
 
-Hooks stand on the streamed layers for the length of one call of the network. Before such a layer runs, its staged
-weights take the place of its parameters; after it the parameters come back, and its bytes of the ring take the weights
-of layers to come, as many as there is room for. A layer then finds its weight on the compute device, whatever it does
-with it: LoRA, quantised layouts, casts. In which order layers run is learned from the call before; in a first call each
-is copied when its turn comes, which is early enough where the program runs ahead of the device.
+Streamed layers have hooks for the length of one call of the network. Before such a layer runs, its staged weights take
+the place of its parameters; after it the parameters come back, and its bytes of the ring go to as many of the coming
+layers as there is room for. A layer then finds its weight on the compute device, whatever it does with it: LoRA,
+quantised layouts, casts. The order in which layers run is learned from the call before; in a first call each layer is
+copied when its turn comes, which is early enough where the program runs ahead of the device.
 
-The first calls are timed. Where they show that a smaller ring would do, some layers are kept in the rest of its memory,
-so that fewer are copied: the link's time is then the step's.
+The first calls are timed. Where they show that a smaller ring would hide the copies as well, some layers are kept in
+the rest of its memory, so that fewer are copied.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .schedule import keep_in_ring
-from .staging import Staged, Staging, flat_bytes, is_pinned
+from .call_order import CallOrder
+from .costs import Segment
+from .kept_layers import layers_to_keep
+from .staging import Staged, Staging
 from .stopwatch import Stopwatch
-from .virtual_clock import Stage
-
-
-@dataclass
-class Streamed:
-    """A layer whose weights are not on the device.
-
-    Attributes:
-        layer: that runs.
-        weights: its parameters by name.
-    """
-
-    layer: nn.Module
-    weights: dict[str, nn.Parameter]
-
-    @property
-    def bytes(self) -> int:
-        return sum(flat_bytes(parameter.data) for parameter in self.weights.values())
-
-
-@dataclass
-class Traffic:
-    """What was copied.
-
-    Attributes:
-        steps: calls of the network.
-        copies: of each layer, by its name.
-        bytes: of all copies.
-        late: copies that began when their layer's turn came, not before.
-        staged: largest number of bytes staged at a time.
-    """
-
-    steps: int = 0
-    copies: Counter[str] = field(default_factory=Counter)
-    bytes: int = 0
-    late: int = 0
-    staged: int = 0
+from .streamed import Streamed, Traffic
 
 
 @dataclass
 class Learned:
-    """What a sampling leaves to the next.
+    """What one sampling passes on to the next.
 
     Attributes:
         order: names of the layers in the order in which they run.
@@ -83,10 +48,11 @@ class LayerPrefetch:
     """Streams layers through a ring of staging memory.
 
     Args:
-        layers: by name, whose weights are not on the device. One that is larger than the ring is left to itself.
+        layers: by name, whose weights are not on the device. One that is larger than the ring is not streamed here; its
+            program brings it over by itself.
         device: to compute on.
         staging: bytes of the ring.
-        learned: from samplings before; it is kept up to date.
+        learned: from earlier samplings; it is kept up to date.
         hide: what stands in a parameter's place outside its window; None: the parameter itself, which a layer that
             is used without being called can still bring over by itself.
     """
@@ -101,7 +67,7 @@ class LayerPrefetch:
     ) -> None:
         self.traffic = Traffic()
         self.learned = learned or Learned()
-        found = {name: Streamed(layer, _weights(layer)) for name, layer in layers.items()}
+        found = {name: Streamed.of(layer) for name, layer in layers.items()}
         self.streamed = {name: each for name, each in found.items() if 0 < each.bytes <= staging}
         self.left = {name: each for name, each in found.items() if each.bytes > staging}
         self._hide = hide
@@ -113,9 +79,7 @@ class LayerPrefetch:
         self._stopwatch: Stopwatch | None = None
         self._least: dict[str, float] = {}  # seconds, as measured
         self._keep([name for name in self.learned.kept if name in self.streamed])
-        self._order = tuple(name for name in self.learned.order if name in self.streamed)
-        self._next = 0  # of the order
-        self._ran: list[str] = []
+        self._order = CallOrder(name for name in self.learned.order if name in self.streamed)
 
     @property
     def staging_bytes(self) -> int:
@@ -130,7 +94,7 @@ class LayerPrefetch:
     def pinned(self) -> bool:
         """Whether copies can run by themselves: the first layer's weights tell."""
         each = next(iter(self.streamed.values()), None)
-        return each is not None and all(is_pinned(parameter.data) for parameter in each.weights.values())
+        return each is not None and each.pinned
 
     @property
     def streamed_bytes(self) -> int:
@@ -139,20 +103,16 @@ class LayerPrefetch:
 
     def is_current(self) -> bool:
         """Whether the parameters are still those that were found: a baked LoRA or a reload exchanges them."""
-        return all(
-            each.layer._parameters.get(name) is parameter
-            for each in (*self.streamed.values(), *self.left.values())
-            for name, parameter in each.weights.items()
-        )
+        return all(each.is_current() for each in (*self.streamed.values(), *self.left.values()))
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """For one call of the network: hooks on the streamed layers, gone again however it ends."""
+        """For one call of the network: hooks on the streamed layers, which are removed however it ends."""
         handles: list[Any] = []
-        self._next, self._ran = 0, []
+        self._order.begin_call()
         try:
             for name, each in self.streamed.items():
-                self._put_back(each)
+                each.put_back(self._hide)
                 handles.append(each.layer.register_forward_pre_hook(self._before(name)))
                 handles.append(each.layer.register_forward_hook(self._after(name), always_call=True))
             if self.traffic.steps < MEASURED_CALLS and self.overlaps:
@@ -160,8 +120,8 @@ class LayerPrefetch:
             self._copy_ahead()
             yield
             self.traffic.steps += 1
-            self._order = self.learned.order = tuple(self._ran)
-            self._next = 0
+            self._order.end_call()
+            self.learned.order = self._order.names
             self._use_what_was_measured()
             self._copy_ahead()
         finally:
@@ -171,7 +131,7 @@ class LayerPrefetch:
             for name in list(self._running):  # a hook behind ours failed before the layer ran
                 self._end(name)
             for each in self.streamed.values():
-                self._put_back(each, hidden=False)
+                each.put_back()
 
     def forget(self) -> None:
         """Drops what is staged for the next call."""
@@ -189,29 +149,27 @@ class LayerPrefetch:
         def hook(module: nn.Module, args: Any) -> None:
             each = self.streamed[name]
             if name in self._running:
-                return  # within itself
+                return  # it calls itself
             turn = self._staging.now() if self._stopwatch is not None else None
             staged = self._kept.get(name) or self._staged.get(name) or self._copy_now(name)
             if staged is None:
-                self._put_back(each, hidden=False)  # no room beside layers that run at the same time
+                each.put_back()  # no room beside layers that run at the same time
                 return
             self._staging.ready(staged)
-            for (parameter, _), copy in zip(each.weights.items(), staged.weights):
-                each.layer._parameters[parameter] = nn.Parameter(copy, requires_grad=False)
+            each.put_in(staged.weights)
             if self._stopwatch is not None and turn is not None:
                 self._stopwatch.layers.append((name, turn, self._staging.now()))
                 if staged.began is not None:
                     self._stopwatch.copies.append((each.bytes, staged))
             self._running.add(name)
-            self._ran.append(name)
-            self._advance(name)
+            self._order.runs(name)
             self._copy_ahead()
 
         return hook
 
     def _after(self, name: str) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            self._put_back(self.streamed[name])
+            self.streamed[name].put_back(self._hide)
             if name in self._running:
                 self._end(name)
                 self._copy_ahead()
@@ -223,24 +181,16 @@ class LayerPrefetch:
         if name in self._staged:
             self._staging.release(self._staged.pop(name))
 
-    def _advance(self, name: str) -> None:
-        """The order's next place is behind this layer."""
-        count = len(self._order)
-        for ahead in range(count):
-            if self._order[(self._next + ahead) % count] == name:
-                self._next = (self._next + ahead + 1) % count
-                return
-
     def _copy_ahead(self) -> None:
-        """Starts copies of the layers that run next, while there is room; after the last those of the next call."""
-        for name in (*self._order[self._next :], *self._order[: self._next]):
+        """Starts copies of the coming layers, while there is room."""
+        for name in self._order.coming():
             if self._kept.get(name) is not None:
                 continue
             if name in self._running or (name not in self._staged and self._copy(name) is None):
                 return
 
     def _copy_now(self, name: str) -> Staged | None:
-        """Nobody expected it: what was to come later gives way, the latest first."""
+        """A layer that was not expected; copies for later ones are dropped until it has room, the latest first."""
         self.traffic.late += 1
         staged = self._copy(name)
         while staged is None and self._drop_latest():
@@ -256,12 +206,11 @@ class LayerPrefetch:
 
     def _copy(self, name: str) -> Staged | None:
         each = self.streamed[name]
-        sources = [parameter.data for parameter in each.weights.values()]
         staged: Staged | None
         if name in self._kept:
-            staged = self._kept[name] = self._staging.copy_to_stay(sources, self._offsets[name])
+            staged = self._kept[name] = self._staging.copy_to_stay(each.sources, self._offsets[name])
         else:
-            staged = self._staging.copy(sources, timed=self.traffic.steps < MEASURED_CALLS)
+            staged = self._staging.copy(each.sources, timed=self.traffic.steps < MEASURED_CALLS)
             if staged is not None:
                 self._staged[name] = staged
         if staged is not None:
@@ -275,24 +224,24 @@ class LayerPrefetch:
         return sum(self.streamed[name].bytes for name in (*self._staged, *kept))
 
     def _use_what_was_measured(self) -> None:
-        """Keeps layers where a smaller ring would do."""
+        """Keeps layers in the ring's memory where a smaller ring would hide the copies as well."""
         if self._stopwatch is None:
             return
-        measured = self._stopwatch.stages({name: each.bytes for name, each in self.streamed.items()})
+        measured = self._stopwatch.read({name: each.bytes for name, each in self.streamed.items()})
         if measured is None:
             return
         names = [name for name, _, _ in self._stopwatch.layers]
-        stages = [self._at_best(name, stage) for name, stage in zip(names, measured[0])]
-        kept = tuple(names[i] for i in sorted(keep_in_ring(stages, self._staging.bytes, measured[1])))
+        segments = [self._at_best(name, segment) for name, segment in zip(names, measured.segments)]
+        kept = tuple(names[i] for i in sorted(layers_to_keep(segments, self._staging.bytes, measured.bandwidth)))
         if len(set(names)) == len(names) and kept != self.learned.kept:
             self.forget()
             self.learned.kept = kept
             self._keep(kept)
 
-    def _at_best(self, name: str, stage: Stage) -> Stage:
-        """With the least time of all calls: more is no compute, but a wait for something else."""
-        least = self._least[name] = min(stage.compute, self._least.get(name, stage.compute))
-        return replace(stage, compute=least)
+    def _at_best(self, name: str, segment: Segment) -> Segment:
+        """With the least time of all calls: what another call took beyond it was spent waiting, not computing."""
+        least = self._least[name] = min(segment.compute, self._least.get(name, segment.compute))
+        return replace(segment, compute=least)
 
     def _keep(self, names: Sequence[str]) -> None:
         """Sets these layers' bytes aside, at the end of the ring's memory."""
@@ -302,14 +251,3 @@ class LayerPrefetch:
             self._offsets[name] = offset
         self._kept = dict.fromkeys(names)
         self._staging.split(self._staging.bytes - offset)
-
-    def _put_back(self, each: Streamed, hidden: bool = True) -> None:
-        for name, parameter in each.weights.items():
-            if hidden and self._hide is not None:
-                each.layer._parameters[name] = nn.Parameter(self._hide(parameter.data), requires_grad=False)
-            else:
-                each.layer._parameters[name] = parameter
-
-
-def _weights(layer: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in layer._parameters.items() if parameter is not None}

@@ -6,20 +6,33 @@ from dataclasses import dataclass, field
 
 import torch
 
+from .costs import Segment
 from .staging import Moment, Staged, Staging
-from .virtual_clock import Stage
 
 MILLISECOND = 1e-3
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What one call took.
+
+    Attributes:
+        segments: the layers in the order in which they ran, each with all that was computed up to the next one.
+        bandwidth: of the link, in bytes per second.
+    """
+
+    segments: list[Segment]
+    bandwidth: float
+
+
 @dataclass
 class Stopwatch:
-    """What is noted of one call.
+    """Moments of one call of a network, which begins when the stopwatch is made.
 
     Attributes:
         staging: whose device is asked.
-        layers: name, when its turn came and when its weights were there, in order.
-        copies: of those layers, with their bytes.
+        layers: name, when its turn came and when its weights were there, in the order in which they ran.
+        copies: bytes of each of those layers, and its timed copy.
     """
 
     staging: Staging
@@ -29,23 +42,22 @@ class Stopwatch:
     def __post_init__(self) -> None:
         self._start = self.staging.now()
 
-    def stages(self, sizes: dict[str, int]) -> tuple[list[Stage], float] | None:
-        """The layers that ran, with all that was computed from one to the next, and the link's bytes per second; None
-        where nothing can be told. Waits for the device.
+    def read(self, sizes: dict[str, int]) -> Measured | None:
+        """What the call that ends now took; None where the device does not tell. Waits for the device.
 
         Args:
-            sizes: bytes of each layer.
+            sizes: bytes of each layer, by its name.
         """
         end = self.staging.now()
         if not isinstance(end, torch.Event) or not self.layers:
             return None
         end.synchronize()
         try:
-            return self._stages(sizes, end)
+            return self._read(sizes, end)
         except (RuntimeError, NotImplementedError):  # a device whose events tell no time
             return None
 
-    def _stages(self, sizes: dict[str, int], end: Moment) -> tuple[list[Stage], float] | None:
+    def _read(self, sizes: dict[str, int], end: Moment) -> Measured | None:
         turns = [turn for _, turn, _ in self.layers[1:]]
         lead = _seconds(self._start, self.layers[0][1])
         gaps = [_seconds(ready, turn) for (_, _, ready), turn in zip(self.layers, [*turns, end])]
@@ -53,8 +65,8 @@ class Stopwatch:
         if not copying:
             return None
         gaps[-1] += lead
-        stages = [Stage(sizes[name], gap, 0.0) for (name, _, _), gap in zip(self.layers, gaps)]
-        return stages, sum(size for size, _ in self.copies) / copying
+        segments = [Segment(sizes[name], gap, 0.0) for (name, _, _), gap in zip(self.layers, gaps)]
+        return Measured(segments, sum(size for size, _ in self.copies) / copying)
 
 
 def _seconds(start: Moment | None, end: Moment) -> float:

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from ...memory import Row, file_backed_bytes
 from ...memory.link import link_speed
 from ...memory.units import format_bytes
-from ...offload.prefetch import LayerPrefetch, Learned, Traffic
+from ...offload.prefetch import LayerPrefetch, Learned
+from ...offload.streamed import Traffic
 from ..core.compat import replays_steps
 from ..core.device import GB
 from ..measure.wrappers import COMPILED, current_row, measure_sampling, wrap

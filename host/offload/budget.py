@@ -17,9 +17,9 @@ import torch
 from comfy.model_patcher import ModelPatcher
 
 from ...offload import block_lists
+from ...offload.costs import LayerCost
 from ...offload.schedule import Plan, least_budget, ring_bytes, spread_residents
 from ...offload.staging import flat_bytes
-from ...offload.virtual_clock import LayerCost
 from ...offload.work import layer_work
 
 ATTRIBUTE = "headroom_budget"
