@@ -1,4 +1,4 @@
-"""A VRAM budget for one MODEL, with weights prefetched where the host's own manager does not."""
+"""A VRAM budget for one MODEL, with weights prefetched where the host's own manager does not do that."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from ..core.compat import replays_steps
 from ..core.device import GB
 from ..measure.wrappers import COMPILED, current_row, measure_sampling, wrap
 from .budget import Budget, layer_costs, least_weights, loads_by_the_host, plan_budget, set_budget
+from .host_internals import check_calls, check_model
 
 GRANULARITIES = ("auto", "block", "leaf")
 DEFAULT_AHEAD = 2  # blocks
@@ -32,13 +33,13 @@ ENGINE = "headroom_prefetch"  # our entry in the host's transformer_options
 
 @dataclass(frozen=True)
 class Offload:
-    """What a node asks for.
+    """What a node has decided.
 
     Attributes:
-        budget: None: no limit.
+        budget: of the weights; None: no limit.
         ahead: blocks that may be copied ahead; 0: the host's own streaming.
         whole: bytes of the model.
-        notes: what does not act here, and why.
+        notes: what was asked for and does not act here, and why.
         learned: in which order layers run and which are best kept, from the samplings so far.
     """
 
@@ -67,7 +68,10 @@ def apply_offload(
 
     Raises:
         ValueError: less than the least that works, which it names.
+        HostChangedError: this ComfyUI lacks something that is relied on.
     """
+    if vram_budget_gb:
+        check_model(model)
     result = model.clone()
     result.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, WRAPPER_KEY)
     result.remove_wrappers_with_key(WrappersMP.APPLY_MODEL, WRAPPER_KEY)
@@ -92,6 +96,7 @@ def apply_offload(
     measure_sampling(result)
     wrap(result, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, Sampling(offload))
     if budget is not None and budget.staging:
+        check_calls(model)
         wrap(result, WrappersMP.APPLY_MODEL, WRAPPER_KEY, prefetched)
     return result, report(model, offload)
 
@@ -126,7 +131,7 @@ def cannot_prefetch(model: ModelPatcher) -> str | None:
 
 
 def acts_on(device: torch.device) -> bool:
-    """Where weights are copied to be computed with."""
+    """Whether weights are copied to a device to be computed with."""
     return device.type not in ("cpu", "mps")
 
 
@@ -213,7 +218,7 @@ class Sampling:
 
 
 class Engine:
-    """Makes the prefetch of a sampling when its first call comes, and anew when the host has exchanged weights."""
+    """The prefetch of one sampling: made at its first call, and anew when the host has exchanged weights."""
 
     def __init__(self, offload: Offload) -> None:
         self._offload = offload
@@ -237,6 +242,7 @@ class Engine:
         return [f"copies were made in order with the computation: {why}"]
 
     def of(self, network: nn.Module, device: torch.device) -> LayerPrefetch:
+        """The prefetch for a network whose weights are loaded."""
         if self._prefetch is None or not self._prefetch.is_current():
             self.close()
             budget = self._offload.budget
@@ -253,16 +259,17 @@ class Engine:
 
 def is_streamed(layer: nn.Module) -> bool:
     """Whether the host has left a layer off its device."""
+    # Host: layers that it can stream have `comfy_cast_weights`; those of them that it loaded, `comfy_patched_weights`.
     streams = hasattr(layer, "comfy_cast_weights") and not getattr(layer, "comfy_patched_weights", False)
     return streams and any(parameter is not None for parameter in layer._parameters.values())
 
 
-# What stands in for weights outside their window; None: the host's own, which a layer can bring over by itself.
+# What stands in for weights while they are not staged; None: the host's own, which a layer can bring over by itself.
 hidden: Callable[[Tensor], Tensor] | None = None
 
 
 def prefetched(executor: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """An apply-model wrapper: hooks on the streamed layers for this call alone."""
+    """An apply-model wrapper: streamed layers have hooks for this call alone."""
     model = executor.class_obj
     options = _options(args, kwargs)
     engine: Engine | None = options.get(ENGINE)
@@ -274,18 +281,19 @@ def prefetched(executor: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         return executor(x, *args, **kwargs)
     with prefetch.installed():
         result = executor(x, *args, **kwargs)
+    # Host: the patcher that samples with the model at the moment; with hooks, it writes into weights between calls.
     if model.current_patcher is not None and model.current_patcher.hook_patches:
-        prefetch.forget()  # hooks write into weights between calls
+        prefetch.forget()
     return result
 
 
 def _options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The transformer_options of an apply-model call: the sixth argument, or by name."""
-    position = 4  # after t, c_concat, c_crossattn, control
+    """The transformer_options of an apply-model call."""
+    position = 4  # Host: by name, or in this place after t, c_concat, c_crossattn, control
     found: dict[str, Any] | None = args[position] if len(args) > position else kwargs.get("transformer_options")
     return found or {}
 
 
 def _is_compiled(options: dict[str, Any]) -> bool:
-    """Hooks would break its graph; the host drops its streams there too."""
+    """Whether torch.compile runs the model: hooks would break its graph, and the host drops its streams there too."""
     return COMPILED in options.get("wrappers", {}).get(WrappersMP.APPLY_MODEL, {})

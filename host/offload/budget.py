@@ -1,13 +1,12 @@
 """A memory budget for the weights of one model, executed by the host's own loader.
 
-The host loads a model into what it thinks is free. A MODEL with a budget is a clone whose patcher tells it less: the
-class of its patcher, with one method that lowers that number and one that says in which order to load. Nothing is moved
-behind the host's back; its books stay right, and other patchers of the same model know nothing of it.
+The host loads a model into the memory that it takes to be free. A MODEL with a budget is a clone whose patcher reports
+less: a subclass of the patcher's class, in which one method lowers that number and one says in which order to load.
+Nothing is moved behind the host's back: its accounts stay right, and other patchers of the same model are unaffected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -21,22 +20,24 @@ from ...offload.costs import LayerCost
 from ...offload.schedule import Plan, least_budget, ring_bytes, spread_residents
 from ...offload.staging import flat_bytes
 from ...offload.work import layer_work
+from .host_internals import HostChangedError, LoadOrder, check_loaded, layers_by_path
 
 ATTRIBUTE = "headroom_budget"
 NETWORK = "diffusion_model."
-# Layers that are not worth a copy each, together, of the model's bytes: biases, norms.
+# Of the model's bytes: the smallest layers, such as norms, that together take no more are not worth a copy each.
 SMALL_SHARE = 0.002
-ALWAYS = -(1 << 60)  # what is set aside for streaming a layer that is to be loaded
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Attributes:
-    weights: bytes that the model may use on its device for weights, staging included.
-    staging: bytes of those for the ring that streamed weights go through.
-    resident: paths of the modules that are loaded, all others are streamed; None: as the host does it.
-    loaded: bytes of those, as the host counts.
-    streamed: bytes that are copied in every step.
+    """What a model's weights may take.
+
+    Attributes:
+        weights: bytes that the model may use on its device for weights, staging included.
+        staging: bytes of those for the ring that streamed weights go through.
+        resident: paths of the modules that are loaded, all others are streamed; None: the host chooses.
+        loaded: bytes of the resident modules, as the host counts.
+        streamed: bytes that are copied in every step.
     """
 
     weights: int
@@ -47,13 +48,14 @@ class Budget:
 
     @property
     def loadable(self) -> int:
-        """What the host is told that it may load: less than which it stays."""
+        """Bytes that the host is told it may load; it stays below that number."""
         return self.weights if self.resident is None else self.loaded + 1
 
 
 def set_budget(model: ModelPatcher, budget: Budget | None) -> None:
     """Gives a clone a budget in place of the one it had, or lifts it."""
     base = _base(type(model))
+    # Host: a patcher is an object with a dictionary of attributes, whose class may be exchanged for a subclass.
     model.__class__ = base if budget is None else _with_budget(base)  # type: ignore[arg-type]
     if budget is None:
         model.__dict__.pop(ATTRIBUTE, None)
@@ -67,7 +69,7 @@ def budget_of(model: ModelPatcher) -> Budget | None:
 
 
 def loads_by_the_host(model: ModelPatcher) -> bool:
-    """Whether a model's loading is the host's own: another pack may have put its code in the place of it."""
+    """Whether a model's loading is the host's own: another pack may have replaced it by its code."""
     loading = _base(type(model)).partially_load
     return loading.__module__ == ModelPatcher.__module__ and "comfy" in loading.__module__
 
@@ -76,52 +78,41 @@ def _base(kind: type[ModelPatcher]) -> type[Any]:
     return next(base for base in kind.__mro__ if not getattr(base, "headroom_has_budget", False))
 
 
-class _Ordered(list):
-    """The host's list of what to load, which it sorts itself: here what is to be resident stands first, and nothing is
-    set aside for streaming it."""
-
-    def __init__(self, entries: Iterable[tuple[Any, ...]], resident: frozenset[str]) -> None:
-        super().__init__(entries)
-        self._resident = resident
-
-    def sort(self, *, key: Any = None, reverse: bool = False) -> None:
-        super().sort(key=lambda entry: (entry[-3] in self._resident, *entry[:-2]), reverse=reverse)
-        if reverse:  # to load; otherwise to unload
-            self[:] = [(ALWAYS, *entry[1:]) if self._is_always(entry) else entry for entry in self]
-
-    def _is_always(self, entry: tuple[Any, ...]) -> bool:
-        return (
-            len(entry) == 5 and entry[-3] in self._resident
-        )  # with what streaming takes, bytes, path, module, weights
-
-
 @cache
 def _with_budget(base: type[Any]) -> type[Any]:
     class Budgeted(base):
-        """A patcher that asks its host for less."""
+        """A patcher that has its host load less."""
 
         headroom_has_budget = True
+        headroom_order: LoadOrder | None = None  # the latest, while the host loads
 
         def clone(self, *args: Any, **kwargs: Any) -> ModelPatcher:
             copy: ModelPatcher = super().clone(*args, **kwargs)
-            set_budget(copy, budget_of(self))  # the host may have chosen another class
+            set_budget(copy, budget_of(self))  # Host: clone makes the class of the original, or another one
             return copy
 
         def partially_load(self, device_to: Any, extra_memory: float = 0, force_patch_weights: bool = False) -> Any:
+            # Host: `extra_memory` is how many bytes may be loaded beyond those that are; below zero, so many are
+            # unloaded, and no layer is prepared for streaming.
             budget = budget_of(self)
-            if budget is not None and not self.is_dynamic():
-                extra_memory += self._make_room(budget)
-                if extra_memory >= 0:  # below zero the host unloads, and prepares no layer to be streamed
-                    extra_memory = max(0, extra_memory - budget.staging)
-                extra_memory = min(extra_memory, budget.loadable - self.loaded_size())
-            result = super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights)
-            if budget is not None and self.is_dynamic():
+            if budget is None:
+                return super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights)
+            if self.is_dynamic():
+                result = super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights)
                 _limit_watermark(self, budget)
+                return result
+            extra_memory += self._make_room(budget)
+            if extra_memory >= 0:
+                extra_memory = max(0, extra_memory - budget.staging)
+            extra_memory = min(extra_memory, budget.loadable - self.loaded_size())
+            result = super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights)
+            self._check_what_was_loaded()
             return result
 
         def _make_room(self, budget: Budget) -> int:
-            """Begins anew where more is loaded than may be, or other layers: the host's partial unloading leaves what
-            is no layer.
+            """Unloads fully where more is loaded than may be, or other layers.
+
+            Host: partial unloading would keep parameters that belong to no layer.
 
             Returns:
                 Bytes that were freed.
@@ -133,11 +124,18 @@ def _with_budget(base: type[Any]) -> type[Any]:
             return loaded - int(self.loaded_size())
 
         def _load_list(self, *args: Any, **kwargs: Any) -> list[tuple[Any, ...]]:
-            entries = super()._load_list(*args, **kwargs)
+            entries: list[tuple[Any, ...]] = super()._load_list(*args, **kwargs)
             budget = budget_of(self)
             if budget is None or budget.resident is None:
                 return entries
-            return _Ordered(entries, budget.resident)
+            self.headroom_order = LoadOrder(entries, budget.resident)
+            return self.headroom_order
+
+        def _check_what_was_loaded(self) -> None:
+            order, self.headroom_order = self.headroom_order, None
+            if order is not None and not order.was_sorted:
+                raise HostChangedError("way to sort what it loads (list.sort in ModelPatcher.load)")
+            check_loaded(self)
 
     Budgeted.__name__ = Budgeted.__qualname__ = f"Budgeted{base.__name__}"
     return Budgeted
@@ -145,6 +143,7 @@ def _with_budget(base: type[Any]) -> type[Any]:
 
 def _limit_watermark(model: ModelPatcher, budget: Budget) -> None:
     """Dynamic VRAM: the limit above which weights are not kept; the host resets it after every node."""
+    # Host: a patcher of dynamic VRAM has its memory by `_vbar_get`. Where it has none, nothing limits it.
     memory = getattr(model, "_vbar_get", lambda: None)()
     if memory is not None and hasattr(memory, "set_watermark_limit"):
         memory.set_watermark_limit(budget.weights)
@@ -154,6 +153,7 @@ def _loaded_besides(model: ModelPatcher, budget: Budget) -> bool:
     """Whether layers are loaded that are to be streamed."""
     if budget.resident is None:
         return False
+    # Host: a layer that is loaded, with its patches, has `comfy_patched_weights` set.
     return any(
         getattr(module, "comfy_patched_weights", False) and path not in budget.resident
         for path, module in model.model.named_modules()
@@ -163,9 +163,12 @@ def _loaded_besides(model: ModelPatcher, budget: Budget) -> bool:
 def layer_costs(model: ModelPatcher) -> dict[str, LayerCost]:
     """Bytes and relative compute of each layer that can be streamed, in order of registration.
 
-    All that the host can stream in the network, without the smallest.
+    They are all that the host can stream in the network, without the smallest ones.
+
+    Raises:
+        HostChangedError: the host has another loader.
     """
-    found = {path: module_bytes(module) for path, module in _leaves(model).items() if _can_stream(path, module)}
+    found = {path: module_bytes(module) for path, module in layers_by_path(model).items() if _can_stream(path, module)}
     spared = SMALL_SHARE * sum(found.values())
     for path in sorted(found, key=lambda path: found[path]):
         spared -= found[path]
@@ -177,7 +180,11 @@ def layer_costs(model: ModelPatcher) -> dict[str, LayerCost]:
 
 
 def plan_budget(model: ModelPatcher, weights: int, ahead: int) -> Budget:
-    """A budget with residents and staging for up to ``ahead`` blocks; without for 0, which is the host's own streaming.
+    """A budget with resident layers and a ring.
+
+    Args:
+        weights: bytes.
+        ahead: the ring is no larger than so many of the largest blocks; 0: no ring, the host's own streaming.
 
     Raises:
         ValueError: less than the least that works, which it names.
@@ -191,7 +198,7 @@ def plan_budget(model: ModelPatcher, weights: int, ahead: int) -> Budget:
         )
     if not ahead:
         return Budget(weights, streamed=max(0, model.model_size() - weights))
-    leaves, costs = _leaves(model), layer_costs(model)
+    leaves, costs = layers_by_path(model), layer_costs(model)
     sizes = {path: module_bytes(module) for path, module in leaves.items()}
     fixed = sum(size for path, size in sizes.items() if path not in costs)
     if not costs or sum(sizes.values()) <= weights:
@@ -203,8 +210,13 @@ def plan_budget(model: ModelPatcher, weights: int, ahead: int) -> Budget:
 
 
 def least_weights(model: ModelPatcher, ahead: int) -> int:
-    """Bytes without which a model cannot run: what is never offloaded, and room for its largest layer."""
-    leaves = _leaves(model)
+    """Bytes without which a model cannot run: what is never offloaded, and room for its largest layer.
+
+    Args:
+        model: of any kind; a text encoder's is judged with ``ahead`` 0.
+        ahead: as for :func:`plan_budget`.
+    """
+    leaves = layers_by_path(model)
     costs = layer_costs(model) if ahead else {}
     if costs:
         fixed = sum(module_bytes(module) for path, module in leaves.items() if path not in costs)
@@ -215,13 +227,13 @@ def least_weights(model: ModelPatcher, ahead: int) -> int:
 
 
 def usual_staging(model: ModelPatcher) -> int | None:
-    """Bytes of a ring that hides copies in most models; None where nothing can be streamed."""
+    """Bytes of a ring that hides copies in most models; None where fewer than two layers can be streamed."""
     sizes = sorted((cost.bytes for cost in layer_costs(model).values()), reverse=True)
     return ring_bytes(sizes[0] + 2 * sizes[1]) if len(sizes) > 1 else None
 
 
 def module_bytes(module: torch.nn.Module) -> int:
-    """Of a module's own weights on a device."""
+    """Bytes of a module's own weights on a device."""
     return sum(flat_bytes(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
 
 
@@ -231,16 +243,12 @@ def _resident(leaves: dict[str, torch.nn.Module], costs: dict[str, LayerCost], p
 
 
 def _most_staging(model: ModelPatcher, ahead: int) -> int:
-    """Bytes of so many of the largest blocks; without bounds for a model without."""
+    """Bytes of the ``ahead`` largest blocks; of the whole model where it has no blocks."""
     network = model.model.diffusion_model
     blocks = [comfy.model_management.module_size(network.get_submodule(path)) for path in block_lists(network).blocks]
     return sum(sorted(blocks)[-ahead:]) if blocks else int(model.model_size())
 
 
 def _can_stream(path: str, module: torch.nn.Module) -> bool:
+    # Host: layers that it can stream have `comfy_cast_weights`.
     return path.startswith(NETWORK) and hasattr(module, "comfy_cast_weights") and bool(module._parameters)
-
-
-def _leaves(model: ModelPatcher) -> dict[str, torch.nn.Module]:
-    """Modules that the host loads one by one, by path."""
-    return {entry[-3]: entry[-2] for entry in ModelPatcher._load_list(model)}

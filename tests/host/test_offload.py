@@ -18,6 +18,8 @@ import folder_paths
 import psutil
 import pytest
 import torch
+from comfy.model_base import BaseModel
+from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
 from headroom.host.casting.cast import CastSettings, cast_model
@@ -27,6 +29,7 @@ from headroom.host.measure.runs import LOG
 from headroom.host.offload import block_offload as offload
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.offload.budget import budget_of, layer_costs, least_weights, set_budget
+from headroom.host.offload.host_internals import ATTRIBUTES, MANAGEMENT, METHODS, HostChangedError
 from headroom.memory import file_backed_bytes
 from headroom.offload.prefetch import LayerPrefetch
 from headroom.offload.work import block_work
@@ -141,8 +144,6 @@ class TestBudget:
         assert apply_offload(model, (least + 1) / GB, "leaf")
 
     def test_another_packs_loading_is_left_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        from comfy.model_patcher import ModelPatcher
-
         def partially_load(self: Any, *args: Any, **kwargs: Any) -> int:
             return 0
 
@@ -159,6 +160,93 @@ class TestBudget:
 
     def test_the_cpu_is_told_that_nothing_is_gained(self) -> None:
         assert "no memory is gained" in apply_offload(FAMILIES["flux"].load(), 0.03)[1]
+
+
+class TestHostInternals:
+    """What is relied on in the host, each piece missing or changed in turn: one sentence that names it, at the node."""
+
+    def refused(self, model: Any, name: str) -> None:
+        with pytest.raises(HostChangedError, match=rf"relies on ComfyUI's .*{name}.*, which this version lacks"):
+            apply_offload(model, 0.03, "block")
+
+    @pytest.mark.parametrize("name", METHODS)
+    def test_a_method_is_missing(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = FAMILIES["flux"].load()
+        monkeypatch.delattr(ModelPatcher, name)
+        self.refused(model, name)
+
+    @pytest.mark.parametrize("name", [name for name, parameters in METHODS.items() if parameters])
+    def test_a_method_takes_something_else(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = FAMILIES["flux"].load()
+        monkeypatch.setattr(ModelPatcher, name, lambda self, device: None)
+        self.refused(model, name)
+
+    @pytest.mark.parametrize("name", ATTRIBUTES)
+    def test_an_attribute_is_missing(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = FAMILIES["flux"].load()
+        monkeypatch.delattr(model, name)
+        self.refused(model, name)
+
+    @pytest.mark.parametrize("name", MANAGEMENT)
+    def test_its_manager_lacks_something(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = FAMILIES["flux"].load()
+        monkeypatch.delattr(comfy.model_management, name)
+        self.refused(model, name)
+
+    def test_the_network_is_elsewhere(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = FAMILIES["flux"].load()
+        monkeypatch.delattr(model.model, "diffusion_model")
+        self.refused(model, "diffusion_model")
+
+    def test_its_list_holds_something_else(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = FAMILIES["flux"].load()
+        monkeypatch.setattr(ModelPatcher, "_load_list", lambda self: [("diffusion_model", 1024)])
+        self.refused(model, "_load_list")
+        with pytest.raises(HostChangedError, match="_load_list"):
+            least_weights(model, 0)
+
+    def test_the_model_no_longer_knows_its_patcher(
+        self, engines: list[LayerPrefetch], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = FAMILIES["flux"].load()
+        monkeypatch.delattr(model.model, "current_patcher")
+        with pytest.raises(HostChangedError, match="current_patcher"):
+            budgeted(model, 0.3)
+
+    def test_models_are_called_in_another_way(
+        self, engines: list[LayerPrefetch], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model = FAMILIES["flux"].load()
+        monkeypatch.setattr(BaseModel, "apply_model", lambda self, x, options: x)
+        with pytest.raises(HostChangedError, match="apply_model"):
+            budgeted(model, 0.3)
+
+    def test_its_loader_sorts_in_another_way(
+        self, engines: list[LayerPrefetch], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ours = budgeted(FAMILIES["flux"].load(), 0.3)
+        monkeypatch.setattr(ModelPatcher, "load", lambda self, *args, **kwargs: sorted(self._load_list()[:0]))
+        with pytest.raises(HostChangedError, match=r"list\.sort"):
+            sample(ours, FAMILIES["flux"])
+
+    def test_its_loader_marks_layers_in_another_way(
+        self, engines: list[LayerPrefetch], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ours, load = budgeted(FAMILIES["flux"].load(), 0.3), ModelPatcher.load
+
+        def unmarked(self: Any, *args: Any, **kwargs: Any) -> None:
+            load(self, *args, **kwargs)
+            for module in self.model.modules():
+                module.__dict__.pop("comfy_patched_weights", None)
+
+        monkeypatch.setattr(ModelPatcher, "load", unmarked)
+        with pytest.raises(HostChangedError, match="comfy_patched_weights"):
+            sample(ours, FAMILIES["flux"])
+
+    def test_without_a_budget_nothing_is_asked(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = FAMILIES["flux"].load()
+        monkeypatch.delattr(ModelPatcher, "_load_list")
+        assert budget_of(apply_offload(model, 0.0)[0]) is None
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "flux", "sd3", "wan21", "qwen_image", "z_image", "hunyuan_video"])
