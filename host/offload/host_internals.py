@@ -15,7 +15,7 @@ from comfy.model_base import BaseModel
 from comfy.model_patcher import ModelPatcher
 from torch import nn
 
-from ..core.compat import NEWEST_TESTED, OLDEST_TESTED
+from ..core.internals import NEWEST_TESTED, OLDEST_TESTED
 
 Entry = tuple[Any, ...]
 # Methods of ModelPatcher, with parameters that are passed to them.

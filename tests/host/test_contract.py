@@ -11,10 +11,10 @@ from headroom.attention import BACKENDS
 from headroom.host.attention.backend import BACKEND_CHOICES
 from headroom.host.planning.strategies import CASTS
 from headroom.nodes import NODES
-from headroom.tools.templates.locales import every_input
 from headroom.nodes.attention import HeadroomAttention
 from headroom.nodes.compare import HeadroomCompare
 from headroom.offload import STORAGES
+from headroom.tools.templates.locales import every_input
 
 DOCS = Path(__file__).parents[2] / "web" / "docs"
 SNAPSHOT = Path(__file__).parent / "contract.json"
