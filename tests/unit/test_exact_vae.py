@@ -853,6 +853,61 @@ class TestWork:
         assert convolved(lambda: ExactRun(least_bytes()).run(module, x)) > convolved(lambda: ExactRun().run(module, x))
 
 
+class TestExplained:
+    """The text of what was recorded, cut and planned."""
+
+    def test_what_was_planned(self) -> None:
+        run, _ = run_and_peak(least_bytes())
+        text, (schedule,) = run.explain(), run.report.schedules
+        lines = text.splitlines()
+        assert f"on cpu, {len(schedule.passes)} passes, {run.report.strips} strips" in lines[0]
+        assert "16 Convolve" in lines[1], "each operation counts once, however often it is computed"
+        assert "1 Attention" in lines[1]
+        assert f"{schedule.peak / 2**20:.2f} MiB at the peak" in text
+        assert f"{schedule.seconds:.3g} s, {schedule.launches} kernels" in text
+        of_passes = [line for line in lines if line.startswith("pass ")]
+        assert len(of_passes) == len(schedule.passes)
+        for line, windows in zip(of_passes, schedule.windows):
+            assert f"in {windows.count} strips of {windows.rows}," in line
+        assert text.count("recomputed instead of stored") == len(schedule.choice.recomputed) > 0
+        assert "(1, 24, 352, 320) float32 10.31 MiB, computed in" in text
+        assert text.count("  stores ") == sum(len(one.stored) for one in schedule.passes) > 0
+        assert text.count("  gives the output") == 1
+        assert text.count("  gives statistics of 4 groups") == 10
+        assert text.count("  gives the whole of") == 2
+
+    def test_where_maps_are_stored(self) -> None:
+        run = ExactRun(offload=True, store=torch.float16)
+        run.run(wide()[0], wide()[1])
+        assert " MiB, in host memory in float16" in run.explain()
+        assert ", on the device" not in run.explain()
+
+    def test_before_anything_was_planned(self) -> None:
+        assert ExactRun().explain() == "nothing was planned"
+
+    def test_what_does_not_fit(self) -> None:
+        run = ExactRun(1)
+        with pytest.raises(DoesNotFit) as failure:
+            run.run(wide()[0], wide()[1])
+        assert f"{failure.value.least / 2**20:.2f} MiB at the peak, with a budget of 0.00 MiB, which nothing fits" in (
+            run.explain()
+        )
+
+    @pytest.mark.parametrize(("value", "times"), [("1", 1), ("0", 0), (None, 0)])
+    def test_logged_once_for_each_new_plan(
+        self, value: str | None, times: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        monkeypatch.delenv("HEADROOM_DEBUG", raising=False)
+        if value is not None:
+            monkeypatch.setenv("HEADROOM_DEBUG", value)
+        module, x, plans = seeded(decoder), noise(1, 4, 6, 5), {}
+        runs = [ExactRun(rows=3, plans=plans) for _ in range(2)]
+        for run in runs:
+            run.run(module, x)
+        assert caplog.messages == [f"Headroom: {runs[0].explain()}"] * times
+        assert runs[1].explain() == runs[0].explain()
+
+
 class TestRun:
     def test_the_share_rises_from_nothing_to_the_end(self) -> None:
         seen: list[tuple[float, bool]] = []

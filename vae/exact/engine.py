@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .cutting.passes import Analysis, Pass
+from .explain import explanation
 from .operations.graph import Need, Node, ancestors, moments_of
 from .operations.leaves import Held
 from .planning.choice import PlannedBefore
@@ -24,6 +27,8 @@ from .recording.value import CannotRecord
 from .rules import apply
 from .runner import PassRunner, Remains
 from .running.heap import give_back_free_pages
+
+log = logging.getLogger(__name__)
 
 # A result that goes elsewhere is gathered on the device first, if it takes no more than this share of the largest map:
 # to copy each strip would make the host wait.
@@ -121,6 +126,7 @@ class ExactRun:
         self.figures = figures
         self.remains = Remains()
         self.report = Report()
+        self._explained: list[str] = []
         # The recorder must not hold the run: the last map, copied weights and the input are to go when the run goes.
         own = weakref.proxy(self)
         self.recorder = Recorder(
@@ -162,6 +168,14 @@ class ExactRun:
         largest = max(other.bytes for other in ancestors([node]))
         return device.type != node.device.type != "cpu" and node.bytes <= GATHERED * largest
 
+    def explain(self) -> str:
+        """What was recorded, cut into passes and planned so far, in lines of text.
+
+        Also after :class:`DoesNotFit`, then of the plan that needs least. With ``HEADROOM_DEBUG=1`` in the environment
+        the log has it of every new plan, before it runs.
+        """
+        return "\n\n".join(self._explained) or "nothing was planned"
+
     def close(self) -> None:
         """Lets go of everything."""
         self.remains.clear()
@@ -196,14 +210,21 @@ class ExactRun:
     def _schedule(self, planner: Planner) -> Schedule:
         search = Search(planner, self.budget, self.store, self.rows)
         if self.offload:
-            return search.outside()
+            return self._explain(search.outside())
         key = (planner.signature(), self.budget, self.store, self.rows)
         if key in self.plans:
-            return planner.again(self.plans[key])
+            return self._explain(planner.again(self.plans[key]), is_new=False)
         schedule, fits = search.run()
+        self._explain(schedule)
         if not fits:
             raise DoesNotFit(schedule.peak)
         self.plans[key] = planner.remember(schedule.choice)
+        return schedule
+
+    def _explain(self, schedule: Schedule, is_new: bool = True) -> Schedule:
+        self._explained.append(explanation(schedule, self.budget))
+        if is_new and os.environ.get("HEADROOM_DEBUG") == "1":
+            log.warning("Headroom: %s", self._explained[-1])
         return schedule
 
     def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device) -> None:
