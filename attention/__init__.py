@@ -8,7 +8,7 @@ Knows nothing of ComfyUI; usable from any PyTorch program::
 """
 
 from .backends import BACKENDS, Backend, Decision, choose, compute
-from .blocks import BlockSelection, Place, parse_blocks
+from .blocks import BlockPlace, BlockSelection, parse_blocks
 from .call import AttentionCall
 from .online import online_attention
 from .online_backward import online_attention_with_gradients
@@ -19,9 +19,9 @@ __all__ = [
     "BACKENDS",
     "AttentionCall",
     "Backend",
+    "BlockPlace",
     "BlockSelection",
     "Decision",
-    "Place",
     "choose",
     "compute",
     "online_attention",

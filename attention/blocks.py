@@ -23,7 +23,7 @@ EXAMPLE = "double:0-18, single:*, input:1,2, middle"
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class BlockPlace:
     """A block of a model as the host names it: its kind (double, single, input, middle, output) and index."""
 
     kind: str
@@ -41,7 +41,8 @@ class Span:
     first: int = 0
     last: int | None = None
 
-    def holds(self, place: Place) -> bool:
+    def holds(self, place: BlockPlace) -> bool:
+        """Whether a block is among them."""
         return self.kind == place.kind and self.first <= place.index and (self.last is None or place.index <= self.last)
 
 
@@ -57,7 +58,7 @@ class BlockSelection:
     text: str
     spans: tuple[Span, ...] = ()
 
-    def holds(self, place: Place | None, ends: tuple[Place, Place] | None = None) -> bool:
+    def holds(self, place: BlockPlace | None, ends: tuple[BlockPlace, BlockPlace] | None = None) -> bool:
         """Whether ``place`` is selected.
 
         A call that does not say where it is (``place`` None) is selected by "all" only. "inner" leaves out

@@ -9,7 +9,7 @@ from typing import Any
 from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
-from ...attention import BACKENDS, AttentionCall, Place, compute
+from ...attention import BACKENDS, AttentionCall, BlockPlace, compute
 from .override import Override, count, install, select
 
 # What the node offers besides the backends, with its tooltip.
@@ -37,7 +37,7 @@ class AttentionOverride(Override):
         rows = f", {self.slice_rows} rows" if self.backend == "sliced" and self.slice_rows else ""
         return f"asked for: {self.backend}{rows} in blocks {self.selection.blocks.text}"
 
-    def take(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: Place | None) -> Tensor:
+    def take(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: BlockPlace | None) -> Tensor:
         if self.backend == "host":
             count(kwargs, place, f"host ({getattr(func, '__name__', 'attention')})", "chosen")
             return func(*args, **kwargs)

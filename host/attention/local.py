@@ -12,7 +12,7 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
-from ...attention import AttentionCall, Place
+from ...attention import AttentionCall, BlockPlace
 from ...attention.local import PATTERNS, Pattern, TokenGrid, unread_error
 from ...memory import Row
 from ..core.compat import outside_recording
@@ -22,7 +22,7 @@ from .override import WRAPPER_KEY, Override, count, install, select
 ERRORS = "headroom_local_errors"
 SAMPLED_ROWS = 64
 
-Key = tuple[Place | None, int]
+Key = tuple[BlockPlace | None, int]
 
 
 class MeasuredErrors:
@@ -75,7 +75,7 @@ class LocalAttentionOverride(Override):
             f" {self.max_error:g}, in blocks {self.selection.blocks.text}"
         )
 
-    def take(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: Place | None) -> Tensor:
+    def take(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: BlockPlace | None) -> Tensor:
         options = kwargs.get("transformer_options") or {}
         call = AttentionCall.bind(*args, **kwargs)
         grid = find_grid(call, options)

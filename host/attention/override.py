@@ -15,7 +15,7 @@ from comfy.model_patcher import ModelPatcher
 from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
-from ...attention import BlockSelection, Place, parse_blocks
+from ...attention import BlockPlace, BlockSelection, parse_blocks
 from ...memory import AttentionCounts, Row
 from ..core.compat import OVERRIDE, replays_steps
 from ..measure.wrappers import current_row, measure_sampling, wrap
@@ -47,9 +47,9 @@ class Selection:
     blocks: BlockSelection
     sigma_range: tuple[float, float] | None = None
     min_tokens: int = 0
-    ends: tuple[Place, Place] | None = None
+    ends: tuple[BlockPlace, BlockPlace] | None = None
 
-    def reason_to_skip(self, place: Place | None, options: dict[str, Any], tokens: int) -> str | None:
+    def reason_to_skip(self, place: BlockPlace | None, options: dict[str, Any], tokens: int) -> str | None:
         """Why a call is not taken; None if it is."""
         if not self.blocks.holds(place, self._ends_at(options)):
             return "block not selected"
@@ -61,12 +61,12 @@ class Selection:
             return f"fewer than {self.min_tokens} tokens"
         return None
 
-    def _ends_at(self, options: dict[str, Any]) -> tuple[Place, Place] | None:
+    def _ends_at(self, options: dict[str, Any]) -> tuple[BlockPlace, BlockPlace] | None:
         """First and last block, from the model's structure, else from what the call says of its list."""
         kind, total = options.get("block_type"), options.get("total_blocks")
         if self.ends is not None or kind is None or total is None:
             return self.ends
-        return Place(kind, 0), Place(kind, total - 1)
+        return BlockPlace(kind, 0), BlockPlace(kind, total - 1)
 
     def _in_range(self, sigma: float | None) -> bool:
         largest, smallest = self.sigma_range or (0.0, 0.0)
@@ -113,7 +113,7 @@ class Override:
             return self.leave(func, args, kwargs, place, skipped)
         return self.take(func, args, kwargs, place)
 
-    def take(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: Place | None) -> Tensor:
+    def take(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: BlockPlace | None) -> Tensor:
         """Computes a call that was selected."""
         raise NotImplementedError
 
@@ -131,7 +131,7 @@ class Override:
         """Says what happened."""
 
     def leave(
-        self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: Place | None, why: str
+        self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: BlockPlace | None, why: str
     ) -> Tensor:
         """Hands a call to the override that was there before, else to the host."""
         if self.previous is None:
@@ -142,7 +142,7 @@ class Override:
         return self.previous(func, *args, **kwargs)
 
 
-def count(kwargs: dict[str, Any], place: Place | None, backend: str, reason: str) -> None:
+def count(kwargs: dict[str, Any], place: BlockPlace | None, backend: str, reason: str) -> None:
     """Counts a call into the running sampling's row, if there is one."""
     counts: AttentionCounts | None = (kwargs.get("transformer_options") or {}).get(COUNTS)
     if counts is not None:

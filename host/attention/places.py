@@ -7,12 +7,12 @@ from typing import Any
 from comfy.model_patcher import ModelPatcher
 from torch import nn
 
-from ...attention import Place
+from ...attention import BlockPlace
 
 UNET_LISTS = (("input", "input_blocks"), ("output", "output_blocks"))
 
 
-def current_place(options: dict[str, Any]) -> Place | None:
+def current_place(options: dict[str, Any]) -> BlockPlace | None:
     """The block of the running call, from the host's ``transformer_options``.
 
     UNets write ``block`` = (list, index); transformers ``block_type`` and ``block_index``. None where the model
@@ -20,17 +20,17 @@ def current_place(options: dict[str, Any]) -> Place | None:
     """
     block = options.get("block")
     if block is not None:
-        return Place(block[0], int(block[1]))
+        return BlockPlace(block[0], int(block[1]))
     kind, index = options.get("block_type"), options.get("block_index")
-    return None if kind is None or index is None else Place(kind, int(index))
+    return None if kind is None or index is None else BlockPlace(kind, int(index))
 
 
-def model_ends(model: ModelPatcher) -> tuple[Place, Place] | None:
+def model_ends(model: ModelPatcher) -> tuple[BlockPlace, BlockPlace] | None:
     """First and last block with attention, for models whose blocks stand in more than one list; else None."""
     network = model.get_model_object("diffusion_model")
     if hasattr(network, "input_blocks") and hasattr(network, "output_blocks"):
         places = [
-            Place(kind, i)
+            BlockPlace(kind, i)
             for kind, name in UNET_LISTS
             for i, block in enumerate(getattr(network, name))
             if _has_attention(block)
@@ -38,7 +38,7 @@ def model_ends(model: ModelPatcher) -> tuple[Place, Place] | None:
         return (places[0], places[-1]) if places else None
     double, single = getattr(network, "double_blocks", ()), getattr(network, "single_blocks", ())
     if len(double) and len(single):
-        return Place("double", 0), Place("single", len(single) - 1)
+        return BlockPlace("double", 0), BlockPlace("single", len(single) - 1)
     return None
 
 

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headroom.attention import AttentionCall, Place, backends, choose, compute, parse_blocks, products
+from headroom.attention import AttentionCall, BlockPlace, backends, choose, compute, parse_blocks, products
 from headroom.attention.backends import BACKENDS, Abilities, Backend
 from headroom.attention.libraries import _aligned_bias
 from headroom.attention.products import onednn_linear
@@ -231,13 +231,13 @@ class TestBlocks:
         assert parse_blocks("all").holds(None)
 
     def test_inner_leaves_out_the_ends(self) -> None:
-        ends = (Place("double", 0), Place("single", 37))
+        ends = (BlockPlace("double", 0), BlockPlace("single", 37))
         inner = parse_blocks("inner")
-        assert inner.holds(Place("double", 1), ends)
-        assert inner.holds(Place("single", 0), ends)
-        assert not inner.holds(Place("double", 0), ends)
-        assert not inner.holds(Place("single", 37), ends)
-        assert not inner.holds(Place("single", 3), None), "unknown ends: nothing is known to be inner"
+        assert inner.holds(BlockPlace("double", 1), ends)
+        assert inner.holds(BlockPlace("single", 0), ends)
+        assert not inner.holds(BlockPlace("double", 0), ends)
+        assert not inner.holds(BlockPlace("single", 37), ends)
+        assert not inner.holds(BlockPlace("single", 3), None), "unknown ends: nothing is known to be inner"
 
     @pytest.mark.parametrize("text", ["", "3", "double:", "double:a", "double 3", "outer", "double:1,,2", "single:-1"])
     def test_what_does_not_parse_is_named(self, text: str) -> None:
@@ -249,6 +249,6 @@ class TestBlocks:
             parse_blocks("double:5-2")
 
 
-def place(name: str) -> Place:
+def place(name: str) -> BlockPlace:
     kind, index = name.split(":")
-    return Place(kind, int(index))
+    return BlockPlace(kind, int(index))
