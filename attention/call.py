@@ -83,6 +83,7 @@ class AttentionCall:
 
     @property
     def needs_grad(self) -> bool:
+        """Whether a gradient will be asked for."""
         return torch.is_grad_enabled() and any(x.requires_grad for x in (self.q, self.k, self.v))
 
 

@@ -23,6 +23,7 @@ class OnlineAttention(torch.autograd.Function):
     def forward(
         ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None, query_tile: int, key_tile: int
     ) -> Tensor:
+        """As :func:`online_attention`."""
         log_sum = torch.empty(q.shape[:3], dtype=score_dtype(q), device=q.device)
         out = online_attention(q, k, v, scale, mask, query_tile=query_tile, key_tile=key_tile, log_sum=log_sum)
         ctx.save_for_backward(q, k, v, mask, out, log_sum)
@@ -32,6 +33,7 @@ class OnlineAttention(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        """As :func:`attention_gradients`; None for what has no gradient."""
         q, k, v, mask, out, log_sum = ctx.saved_tensors
         gradients = attention_gradients(d_out, q, k, v, ctx.scale, mask, out, log_sum, *ctx.tiles)
         return (*gradients, None, None, None, None)

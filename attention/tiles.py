@@ -35,6 +35,7 @@ class HeadGroup:
 
 
 def score_dtype(q: Tensor) -> torch.dtype:
+    """float64 for float64 inputs, else float32."""
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
@@ -113,6 +114,7 @@ def scores_are_safe(q: Tensor, k: Tensor, scale: float, mask: Tensor | None) -> 
 
 
 def spans(length: int, step: int) -> Iterator[slice]:
+    """Consecutive slices of ``step``, the last perhaps shorter."""
     for start in range(0, length, step):
         yield slice(start, min(start + step, length))
 
@@ -124,6 +126,7 @@ def group_size(q: Tensor) -> int:
 
 
 def empty_output(q: Tensor, v: Tensor) -> Tensor:
+    """An uninitialised (B, Nq, H, Dv) in q's dtype."""
     return torch.empty((q.shape[0], q.shape[2], q.shape[1], v.shape[3]), dtype=q.dtype, device=q.device)
 
 

@@ -48,6 +48,7 @@ class TilePlan:
 
     @property
     def tiles(self) -> int:
+        """How many there are."""
         count = 1
         for axis in self.axes:
             count *= len(axis.cells)
@@ -55,6 +56,7 @@ class TilePlan:
 
     @property
     def tile_cells(self) -> tuple[int, ...]:
+        """Cells of a tile along each axis."""
         return tuple(axis.cells[0].stop - axis.cells[0].start for axis in self.axes)
 
 

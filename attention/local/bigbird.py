@@ -45,6 +45,7 @@ class BigBird(Halo):
         check_seed(self.seed)
 
     def describe(self) -> str:
+        """See :class:`Pattern`."""
         globals_ = f"one token in {self.every} x {self.every} is global"
         return f"BigBird: {self.around}; {globals_}; {self.random} random keys a block"
 

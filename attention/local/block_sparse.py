@@ -44,6 +44,7 @@ class BlockSparse:
             raise ValueError(f"keep is {self.keep!r}: write a share above 0 and up to 1, such as 0.25")
 
     def describe(self) -> str:
+        """See :class:`Pattern`."""
         return f"block sparse: the best {self.keep:.0%} of tiles of {self.block} x {self.block}"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, grid: TokenGrid) -> Tensor:
@@ -84,18 +85,22 @@ class _Tiles:
 
     @classmethod
     def of(cls, grid: TokenGrid, block: int) -> _Tiles:
+        """Tiles of at most ``block`` rows and columns."""
         return cls(grid, block_size(grid.height, block), block_size(grid.width, block))
 
     @property
     def per_frame(self) -> tuple[int, int]:
+        """How many lie below each other, and how many side by side."""
         return math.ceil(self.grid.height / self.height), math.ceil(self.grid.width / self.width)
 
     @property
     def count(self) -> int:
+        """How many there are in all frames."""
         return self.grid.frames * math.prod(self.per_frame)
 
     @property
     def padded(self) -> bool:
+        """Whether tiles reach beyond the grid."""
         return bool(self.grid.height % self.height or self.grid.width % self.width)
 
     def cut(self, x: Tensor) -> Tensor:

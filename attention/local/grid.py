@@ -37,14 +37,17 @@ class TokenGrid:
 
     @property
     def cells(self) -> int:
+        """Tokens of the picture."""
         return self.frames * self.height * self.width
 
     @property
     def tokens(self) -> int:
+        """Tokens of the picture and of the text."""
         return self.before + self.cells + self.after
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Frames, rows and columns."""
         return self.frames, self.height, self.width
 
     @property

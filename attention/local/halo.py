@@ -28,6 +28,7 @@ class Box:
 
     @property
     def shape(self) -> tuple[int, int, int]:
+        """Frames, rows and columns."""
         frames, rows, columns = (s.stop - s.start for s in (self.frames, self.rows, self.columns))
         return frames, rows, columns
 

@@ -51,6 +51,7 @@ class KMeans:
         check_seed(self.seed)
 
     def describe(self) -> str:
+        """See :class:`Pattern`."""
         return f"k-means: the best {self.top} of {self.clusters} clusters of keys"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, grid: TokenGrid) -> Tensor:
@@ -102,9 +103,11 @@ class _Clusters:
 
     @property
     def sizes(self) -> Tensor:
+        """(C,) keys of every cluster."""
         return torch.bincount(self.cluster, minlength=len(self.centroids))
 
     def members(self) -> tuple[Tensor, ...]:
+        """The places of every cluster's keys."""
         order, sizes = _sorted_members(self.cluster, len(self.centroids))
         return order.split(sizes)
 

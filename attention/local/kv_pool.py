@@ -38,6 +38,7 @@ class KVPool:
         whole("factor", self.factor, 1)
 
     def describe(self) -> str:
+        """See :class:`Pattern`."""
         return f"pooled keys: means of {self.factor} x {self.factor} keys and values"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, grid: TokenGrid) -> Tensor:

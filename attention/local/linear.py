@@ -26,6 +26,7 @@ class LinearElu:
     name: ClassVar[str] = "linear_elu"
 
     def describe(self) -> str:
+        """See :class:`Pattern`."""
         return "linear: elu(x) + 1 of queries and keys in place of the softmax"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, grid: TokenGrid) -> Tensor:

@@ -39,6 +39,7 @@ class LocalGlobal(Halo):
         whole("every", self.every, 1)
 
     def describe(self) -> str:
+        """See :class:`Pattern`."""
         return f"local and global: {self.around}; one token in {self.every} x {self.every} is global"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, grid: TokenGrid) -> Tensor:

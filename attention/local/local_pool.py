@@ -42,6 +42,7 @@ class LocalPool(Halo):
         whole("pool", self.pool, 1)
 
     def describe(self) -> str:
+        """See :class:`Pattern`."""
         return f"local and pooled: {self.around}; beyond, means of {self.pool} x {self.pool} keys"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, grid: TokenGrid) -> Tensor:
@@ -71,6 +72,7 @@ class _Counts:
         self.sizes = (grid.height, grid.width)
 
     def outside(self, patch: Box) -> Tensor:
+        """Tokens of every cell outside a patch, (F, cell rows, cell columns)."""
         seen = (self.frames >= patch.frames.start) & (self.frames < patch.frames.stop)
         rows, columns = self._overlap(self.rows, patch.rows), self._overlap(self.columns, patch.columns)
         return torch.outer(self.rows, self.columns) - seen[:, None, None] * torch.outer(rows, columns)

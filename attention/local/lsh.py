@@ -51,6 +51,7 @@ class LSH:
         check_seed(self.seed)
 
     def describe(self) -> str:
+        """See :class:`Pattern`."""
         return f"LSH: {self.rounds} rounds of {self.buckets} buckets, chunks of {self.chunk}"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, grid: TokenGrid) -> Tensor:

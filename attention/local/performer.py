@@ -44,6 +44,7 @@ class Performer:
         check_seed(self.seed)
 
     def describe(self) -> str:
+        """See :class:`Pattern`."""
         return f"Performer: {self.features} positive orthogonal random features"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, grid: TokenGrid) -> Tensor:

@@ -37,6 +37,7 @@ class Strided:
         whole("stride", self.stride, 1)
 
     def describe(self) -> str:
+        """See :class:`Pattern`."""
         return f"strided: one row in {self.stride} and one column in {self.stride}"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, grid: TokenGrid) -> Tensor:

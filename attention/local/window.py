@@ -33,6 +33,7 @@ class Window(Halo):
     name: ClassVar[str] = "window"
 
     def describe(self) -> str:
+        """See :class:`Pattern`."""
         return f"window: {self.around}"
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, scale: float, grid: TokenGrid) -> Tensor:

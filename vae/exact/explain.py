@@ -34,6 +34,7 @@ class _Words:
         self.numbers = {node: number for number, node in enumerate(sorted(nodes, key=lambda node: node.order))}
 
     def lines(self) -> Iterator[str]:
+        """All of them, in order."""
         schedule = self.schedule
         yield from self._summary()
         for number, (one, windows) in enumerate(zip(schedule.passes, schedule.windows)):

@@ -1,8 +1,8 @@
-"""The figures of the device that is there: of an accelerator what its driver tells.
+"""The figures of the device that is there: for an accelerator those that its driver tells.
 
 They are the same in every process, so that a prediction plans what the run will run, and a seed gives the same picture
-again: the driver's figures are constants of the card, and the measured speed of its link is rounded to the steps that
-links have.
+again: the driver's figures are constants of the card, and the measured speed of its link is rounded to one of the
+speeds that links have.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ LINK_STEP = 3.15e9
 
 
 def figures_of(device: torch.device, link: float | None = None) -> Figures:
-    """The device's own where they can be had, else those of its kind.
+    """The device's own figures where they can be had, else those of its kind.
 
     Args:
         link: between it and page-locked memory, in bytes a second, as it was measured; None: unknown.
@@ -50,16 +50,16 @@ def figures_of(device: torch.device, link: float | None = None) -> Figures:
 
 
 def told(properties: Any, amd: bool = False) -> Figures:
-    """What a driver tells of a card, with the usual where it does not.
+    """What a driver tells of a card, and usual figures where it does not.
 
     Args:
-        properties: as :func:`torch.cuda.get_device_properties` gives them; other makers' have no clocks.
+        properties: as :func:`torch.cuda.get_device_properties` gives them; those of other makers have no clocks.
     """
     parts, clock, memory_clock, width = (
         getattr(properties, name, 0) or 0
         for name in ("multi_processor_count", "clock_rate", "memory_clock_rate", "memory_bus_width")
     )
-    # Intel's have a name of one of these and mean another: all or nothing.
+    # Intel's properties share some of these names but not their meanings: take all or nothing.
     if not (parts and clock and memory_clock and width):
         return ACCELERATOR
     version = (properties.major, properties.minor)
@@ -79,5 +79,5 @@ def told(properties: Any, amd: bool = False) -> Figures:
 
 
 def link_step(rate: float) -> float:
-    """The step next to a measured rate, in bytes a second."""
+    """The speed of a link that is nearest to a measured rate, in bytes a second."""
     return LINK_STEP * 2.0 ** max(0, round(math.log2(rate / LINK_STEP)))

@@ -157,30 +157,33 @@ class Counted(GhostMemory, Kernels):
 
 
 class CountedMoments:
-    """Statistics of a map, as far as they take memory."""
+    """Statistics of a map without data: the memory that they take."""
 
     def __init__(self, kernels: Counted, node: Node) -> None:
         self.kernels, self.node = kernels, node
         self.kept: list[Allocation] = []
 
     def add(self, slab: Ghost) -> None:
+        """Takes a strip into account."""
         self.kept += self.kernels.statistics(self.node, slab)
 
 
 class There:
-    """In a pass without data, a leaf that exists whole."""
+    """A leaf that is there whole, in a pass without data."""
 
     def __init__(self, kernels: Counted, node: Node) -> None:
         self.kernels, self.node = kernels, node
 
     def read(self, start: int, stop: int) -> Ghost:
+        """Rows [start, stop)."""
         return self.kernels.elsewhere(self.node, stop - start)
 
     def pieces(self, start: int, stop: int) -> list[tuple[int, int, Ghost]]:
+        """The same rows in one piece."""
         return [(start, stop, self.read(start, stop))]
 
     def done_below(self, row: int, for_good: bool) -> None:
-        """Others count it."""
+        """Nothing: its owner counts it."""
 
     def rest(self) -> None:
-        """Others count it."""
+        """Nothing: its owner counts it."""

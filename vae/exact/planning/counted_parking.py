@@ -8,7 +8,7 @@ from .ghosts import Allocation, Ghost
 
 
 class CountedTicket:
-    """A slab in host memory, as far as it takes memory."""
+    """A slab in host memory, without data."""
 
     __slots__ = ("rows", "size", "slab")
 
@@ -24,6 +24,7 @@ class CountedParking:
         self.kernels = kernels
 
     def send(self, node: Node, slab: Ghost) -> CountedTicket:
+        """Copies a slab away."""
         self.kernels.meter.sent += slab.size
         return self.put(slab)
 
@@ -35,16 +36,20 @@ class CountedParking:
         return CountedTicket(slab)
 
     def left(self, ticket: CountedTicket | None) -> None:
+        """The slab that was copied goes."""
         if ticket is not None:
             ticket.slab = None
 
     def fetch(self, ticket: CountedTicket) -> Ghost:
+        """Copies a slab back."""
         self.kernels.meter.fetched += ticket.size
         return Ghost(Allocation(self.kernels.meter, ticket.size), ticket.size, ticket.rows)
 
     def arrived(self, arrival: Ghost) -> Ghost:
+        """The slab that came back."""
         return arrival
 
     def give_up(self, ticket: CountedTicket) -> None:
+        """Its host memory is free."""
         ticket.slab = None
         self.kernels.meter.host -= ticket.size

@@ -1,4 +1,4 @@
-"""What a device takes for a piece of work: a roofline of a few documented figures, by which strips are chosen."""
+"""What a device takes for a piece of work: a roofline model of a few documented figures, which compares plans."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ from ..running.allocator import CUT_FROM, EVEN_BYTES, GRAIN, MIB
 
 TILE = 64
 # Devices whose kernels take operands of several dtypes as they are, and reduce 16 bits to float32, without a copy in a
-# common dtype (ATen/native: TensorIterator.cpp, compute_types; ReduceOpsUtils.h, gpu_lowp_to_f32). Of others it is not
-# known.
+# common dtype (ATen/native: TensorIterator.cpp, compute_types; ReduceOpsUtils.h, gpu_lowp_to_f32). Of other devices it
+# is not known.
 CASTS_INSIDE = frozenset(["cuda", "xpu"])
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Of a device. Plans depend on the ratios between them, and little on those.
+    """The figures of a device. Plans depend on their ratios, and not strongly.
 
     Attributes:
-        dispatch: seconds of the host that every kernel costs, however small.
+        dispatch: seconds of the host for every kernel, however small.
         flops: operations a second in float32.
         bandwidth: bytes a second of the device's memory.
         link: bytes a second between it and page-locked host memory, each way; 0 = there is no other memory.
         ahead: the host goes on while the device computes; else it computes itself.
         kernel: seconds of the smallest kernel of a device that computes by itself.
-        half, bfloat: times as many operations a second in float16 and bfloat16.
-        parts: of the device that work side by side and take a tile of a product each; 0 = as if there were one.
-        strip_bytes: of the widest map in a strip, from which on strips are no faster: what a CPU's caches hold; 0 = the
-            taller the faster.
-        page_bytes: stored maps lie in equal pages, since the C library's heap would not give slabs of many sizes back;
-            0 = they stay as the strips that they are computed in.
-        scratch: how much of what kernels may take beside tensors (:meth:`Op.scratch`) is counted.
-        margin: what is counted of a strip, for what only the C library knows.
-        least_margin: bytes beside that.
-        rest: bytes by which the allocator's blocks exceed large slabs that are not even, at most.
+        half, bfloat: how many times as many operations a second it does in float16 and in bfloat16.
+        parts: how many parts of the device work side by side, on a tile of a product each; 0 = as if there were one.
+        strip_bytes: bytes of a strip of the widest map above which strips are no faster: what a CPU's caches hold;
+            0 = the taller the faster.
+        page_bytes: stored maps lie in equal pages of so many bytes, since the C library's heap would not give slabs of
+            many sizes back; 0 = they stay in the strips that they are computed in.
+        scratch: the share that is counted of what kernels may take beside tensors (:meth:`Op.scratch`).
+        margin: factor on the bytes of a strip, for what only the C library knows.
+        least_margin: bytes added to that.
+        rest: bytes by which the allocator's blocks exceed large slabs of uneven sizes, at most.
     """
 
     dispatch: float
@@ -56,37 +56,45 @@ class Figures:
     rest: int = 0
 
     def block(self, size: int) -> int:
-        """Bytes that a tensor of so many takes of the allocator."""
+        """Bytes that the allocator gives for a tensor of so many."""
         rest = self.rest if size > CUT_FROM and size % EVEN_BYTES else 0
         return -(-size // GRAIN) * GRAIN + rest
 
     def seconds(self, flops: float, moved: float, dtype: torch.dtype = torch.float32, tiles: float = 0.0) -> float:
-        """Of one kernel on the device.
+        """What one kernel takes on the device.
 
         Args:
             flops: operations, on numbers of ``dtype``.
             moved: bytes read and written.
-            tiles: of a product's result, each computed by one part of the device; 0 = as many as fill it.
+            tiles: how many a product's result has, each computed by one part of the device; 0 = as many as fill it.
         """
         rate = self.flops * {torch.float16: self.half, torch.bfloat16: self.bfloat}.get(dtype, 1.0)
         return max(self.kernel, flops / (rate * self.filled(tiles)), moved / self.bandwidth)
 
     def filled(self, tiles: float) -> float:
-        """Share of the device that a product keeps at work: of its last wave of tiles some parts have none (NVIDIA,
+        """The share of the device that a product keeps at work: in its last wave of tiles some parts have none (NVIDIA,
         "Matrix Multiplication Background User's Guide", wave quantisation)."""
         if not self.parts or not tiles:
             return 1.0
         return tiles / (math.ceil(tiles / self.parts) * self.parts)
 
     def together(self, kernels: float, launches: int) -> float:
-        """Seconds of kernels that take so many by themselves."""
+        """Seconds of kernels with what the host takes to launch them.
+
+        Args:
+            kernels: seconds of the device.
+        """
         dispatched = launches * self.dispatch
         return max(kernels, dispatched) if self.ahead else kernels + dispatched
 
 
 def tiles_of(results: int, channels: int) -> float:
-    """Of a product with so many results: 64 x 64, the least at which products still run near a card's rate (the same
-    guide)."""
+    """How many tiles of 64 x 64 a product has: the smallest at which products still run near a card's rate (the same
+    guide).
+
+    Args:
+        results: elements of the result, so many ``channels`` each.
+    """
     return math.ceil(results / channels / TILE) * math.ceil(channels / TILE)
 
 

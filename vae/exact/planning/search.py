@@ -12,19 +12,19 @@ from .choice import Choice
 from .planner import Planner
 from .schedule import Schedule
 
-FINER = 0.8  # strips of the next try, to those of the last
-LEAST_ROWS = 2.0  # of the widest map in a strip on an accelerator: lower ones cost more kernels than they save bytes
+FINER = 0.8  # the height of the next try's strips, as a share of the last's
+LEAST_ROWS = 2.0  # of the widest map in a strip on an accelerator: lower strips cost many kernels and save few bytes
 NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)  # of strips in a pass that are tried
-WORTH = 0.995  # a change that saves less time is none
-NEAR = 1.07  # times what it takes without a budget: no better one is looked for
+WORTH = 0.995  # a change must bring the time below this share
+NEAR = 1.07  # within this factor of the time without a budget the search ends
 MOST_CHANGES = 12
-# Strips of the widest map at most, maps being given up instead. Few first: as long as the time is near, few kernels are
-# worth more than the figures know of, which are those of a fast host.
+# In how many strips of the widest map a way may end, before maps are given up instead. Few first: where the times are
+# near each other, few kernels are worth more than the figures say, which are those of a fast host.
 STARTS = (12, 24, 64)
-REFINED = 2  # of the ways that were found, the fastest, in fewer strips where those fit
-DISPATCH = 8e-6  # seconds of a kernel on a slower host, where fewer are worth more than the figures know of
-SMALL = 300  # operations, as of one picture; of a video, which has thousands, fewer ways are tried
-FULL = 0.85  # of the fullest pass's bytes: passes whose maps are looked at too
+REFINED = 2  # the fastest ways found, which are then tried in fewer strips
+DISPATCH = 8e-6  # seconds that a slower host takes for a kernel, beyond the figures
+SMALL = 300  # operations, as a picture has; for a video, with thousands, fewer ways are tried
+FULL = 0.85  # passes with this share of the fullest pass's bytes count as full too
 
 
 class Search:
@@ -33,7 +33,7 @@ class Search:
     Args:
         planner: makes schedules of choices.
         budget: bytes on the device.
-        store: dtype of stored maps, None = their own.
+        store: dtype of stored maps; None = their own.
         rows: rows of the output in a strip; 0 = as the budget permits.
     """
 
@@ -57,7 +57,7 @@ class Search:
         return min((self._refined(one) for one in best), key=_on_a_slower_host), True
 
     def outside(self) -> Schedule:
-        """All stored maps outside the device's memory, in strips that are low without costing time."""
+        """All stored maps outside the device's memory, in strips as low as they can be at no cost in time."""
         low = self.planner.figures.strip_bytes // 4 or 16 << 20
         choice = replace(self.start, strip_bytes=low, outside=True)
         schedule = self.planner.schedule(choice)
@@ -118,7 +118,7 @@ class Search:
         return self.planner.schedule(replace(choice, strip_bytes=heights[low]))
 
     def _fitting(self, choice: Choice, lowest: int) -> Schedule:
-        """Maps given up one after the other, each for the least time by the bytes saved at the fullest pass."""
+        """Maps given up one after the other: each the one that saves most bytes of the fullest pass for its time."""
         schedule = self._tallest(choice, lowest)
         while schedule.peak > self.budget:
             lower = _best_exchange(schedule, [self._tallest(one, lowest) for one in self._given_up(schedule)])
@@ -128,8 +128,8 @@ class Search:
         return schedule
 
     def _ways(self, ideal: Schedule) -> Iterator[Schedule]:
-        """Where some ways of looking end. Each step is the best one, but the way they lead is not always: with
-        strips that stay tall it may be another."""
+        """Schedules that several descents end in. Each takes the best step every time, which need not lead to the best
+        end: a descent whose strips stay tall may end in a better one."""
         heights = self._heights()
         starts = [heights[0] // number for number in STARTS] if self.is_small else []
         for lowest in (*starts, 0):
@@ -144,7 +144,7 @@ class Search:
         return schedule.peak <= self.budget and schedule.seconds <= NEAR * ideal.seconds
 
     def _improved(self, schedule: Schedule, ideal: Schedule) -> Schedule:
-        """Maps given up, or kept after all, as long as that saves time."""
+        """Gives up maps, or keeps them after all, as long as that saves time."""
         if schedule.peak > self.budget:
             return schedule
         for _ in range(MOST_CHANGES if self.is_small else 1):
@@ -159,7 +159,7 @@ class Search:
         return schedule
 
     def _overlapped(self, schedule: Schedule) -> Schedule:
-        """Lower strips, where copies beside them gain more by beginning early than the kernels cost."""
+        """Lower strips, where copies that begin earlier gain more time than the further kernels cost."""
         choice = schedule.choice
         if choice.rows or not (choice.outside or choice.parked):
             return schedule
@@ -169,8 +169,8 @@ class Search:
         return min([schedule, *fitting], key=lambda one: one.seconds)
 
     def _refined(self, schedule: Schedule) -> Schedule:
-        """Fewer strips where those still fit: of passes over maps of one size together, since slabs that lie as they
-        are read need no gathering; then of each pass by itself."""
+        """Fewer strips where those still fit: first in all passes over maps of one size together, since slabs that are
+        read as they lie need not be gathered; then in each pass by itself."""
         if schedule.choice.rows:
             return schedule
         places = sorted(range(len(schedule.windows)), key=lambda place: -schedule.windows[place].count)
@@ -183,7 +183,7 @@ class Search:
 
     def _in_fewer(self, schedule: Schedule, places: list[int]) -> Schedule:
         best, most = schedule, max(schedule.windows[place].count for place in places)
-        # Not every smaller number takes more memory: slabs may lie as they are read, or not.
+        # A smaller number does not always take more memory: it depends on whether slabs are read as they lie.
         for number in (number for number in NUMBERS if number < most):
             fewer = {place: number for place in places if schedule.windows[place].count > number}
             choice = replace(schedule.choice, strips={**schedule.choice.strips, **fewer})
@@ -195,7 +195,7 @@ class Search:
     # ------------------------------------------------------------ changes
 
     def _given_up(self, schedule: Schedule, full: float = 1.0) -> Iterator[Choice]:
-        """A map of the fullest pass, or of all that are nearly as full, recomputed or parked in host memory."""
+        """Choices with one map of the fullest pass, or of all nearly as full, recomputed or parked in host memory."""
         choice = schedule.choice
         most = full * schedule.peak
         alive = {
@@ -211,6 +211,7 @@ class Search:
                 yield replace(choice, parked=choice.parked | {node})
 
     def _kept_after_all(self, schedule: Schedule) -> Iterator[Choice]:
+        """Choices with one map stored again that was parked or recomputed."""
         choice = schedule.choice
         if choice.outside:
             every = frozenset(node for one in schedule.passes for node in one.stored)
@@ -224,15 +225,16 @@ class Search:
 
 
 def _on_a_slower_host(schedule: Schedule) -> float:
+    """Seconds where the host takes longer for each kernel."""
     return schedule.seconds + DISPATCH * schedule.launches
 
 
 def _best_exchange(schedule: Schedule, tries: list[Schedule]) -> Schedule | None:
-    """The most bytes at the fullest pass for the least time."""
+    """The try that saves bytes of the fullest pass at the least time a byte; None if none saves any."""
     fullest = max(range(len(schedule.peaks)), key=lambda index: schedule.peaks[index])
     saved = schedule.peaks[fullest]
     tries = [one for one in tries if one.peaks[fullest] < saved]
-    price = 1e-6 * schedule.seconds  # of what costs nothing: the most bytes then
+    price = 1e-6 * schedule.seconds  # so that of those that cost no time the one that saves most wins
 
     def cost(one: Schedule) -> float:
         return (max(0.0, one.seconds - schedule.seconds) + price) / (saved - one.peaks[fullest])
@@ -241,6 +243,7 @@ def _best_exchange(schedule: Schedule, tries: list[Schedule]) -> Schedule | None
 
 
 def _stored_at(schedule: Schedule, index: int) -> list[Node]:
+    """Stored maps that are there while a pass runs."""
     born: list[Node] = []
     for at, one in enumerate(schedule.passes[: index + 1]):
         born += one.stored

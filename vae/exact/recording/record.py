@@ -17,67 +17,15 @@ from torch.overrides import TorchFunctionMode
 
 from ..operations.graph import Node, Rows
 from ..operations.leaves import Filled, Held
+from .queries import METADATA, METHODS, QUERIES, WITHOUT_READING
 from .value import CannotRecord, Value
 
-# What a module may ask of a map without its data.
-METADATA = frozenset(
-    [
-        "shape",
-        "dtype",
-        "device",
-        "ndim",
-        "layout",
-        "requires_grad",
-        "is_cuda",
-        "is_cpu",
-        "is_mps",
-        "is_meta",
-        "is_sparse",
-        "is_quantized",
-        "is_nested",
-        "itemsize",
-        "nbytes",
-        "names",
-        "grad",
-        "grad_fn",
-        "is_leaf",
-    ]
-)
-QUERIES = frozenset(
-    [
-        "size",
-        "dim",
-        "ndimension",
-        "numel",
-        "nelement",
-        "element_size",
-        "stride",
-        "is_contiguous",
-        "is_floating_point",
-        "is_complex",
-        "__len__",
-        "__hash__",
-        "__repr__",
-        "storage_offset",
-        "get_device",
-        "is_inference",
-        "is_tensor",
-        "type",
-        "requires_grad_",
-        "is_same_size",
-    ]
-)
 # Smaller tensors are made at once; larger ones of one value need not exist.
 SMALLEST_FILLED = 1 << 16
-#: Properties that are functions by another name.
-METHODS: dict[str, tuple[str, tuple[int, ...]]] = {"mT": ("transpose", (-2, -1)), "data": ("detach", ())}
-WITHOUT_READING = frozenset(
-    ["__getitem__", "narrow", "select", "split", "chunk", "view", "__get__", "unsqueeze", "squeeze", "copy_"]
-)
 
 
 class Recorded(Tensor):
-    """A map of the computation, in a tensor's clothes."""
+    """A map of the computation that passes for a tensor: it has a shape, a dtype and a device, but no data."""
 
     recorder: Recorder
     value: Value
@@ -122,7 +70,7 @@ class Recorded(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        # Reached only by code that goes past the functions: give it real tensors.
+        # Only code that bypasses torch's functions gets here: give it real tensors.
         recorder = next(item for item in tensors_in((args, kwargs or {})) if isinstance(item, Recorded)).recorder
         return recorder.call_with_data(function, args, kwargs or {})
 
@@ -139,7 +87,7 @@ class Recorder(TorchFunctionMode):
 
     Attributes:
         materialised: names of the functions that were given real tensors, for the report.
-        live: what the module may still refer to.
+        live: recorded tensors that the module may still refer to.
         made: bytes of each tensor that a recording keeps beside maps: copies of weights, small paddings.
     """
 
@@ -178,7 +126,7 @@ class Recorder(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def filled(self, function: Callable[..., Tensor], name: str, args: Any, kwargs: dict[str, Any]) -> Tensor:
-        """Padding as large as a map, which some modules make of zeros, is not made at all."""
+        """A tensor of one value: one as large as a map, as some modules pad with, is recorded instead of made."""
         likeness = function(*args, **{**kwargs, "device": "meta"})
         if likeness.ndim < 4 or likeness.numel() < SMALLEST_FILLED or not likeness.is_floating_point():
             made = function(*args, **kwargs)
@@ -193,6 +141,7 @@ class Recorder(TorchFunctionMode):
         return Recorded(Node(leaf, (), likeness.shape, likeness.dtype, device, Rows(dim, likeness.shape[dim])), self)
 
     def call(self, function: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        """What a function of a map returns: recorded where a rule knows it, else computed now."""
         name = getattr(function, "__name__", "")
         if name == "__get__":
             name = getattr(getattr(function, "__self__", None), "__name__", "")
@@ -229,6 +178,7 @@ class Recorder(TorchFunctionMode):
         return self.rejoin(result)
 
     def with_data(self, tree: Any) -> Any:
+        """Arguments with every recorded map computed."""
         if isinstance(tree, Recorded):
             return self.data(tree)
         if isinstance(tree, (list, tuple)):
@@ -244,6 +194,7 @@ class Recorder(TorchFunctionMode):
         return self.materialise(node) if whole is None else whole
 
     def rejoin(self, item: Any) -> Any:
+        """A result that is as large as a map, as the start of a further recording."""
         if is_plain(item) and item.ndim >= 4 and item.is_floating_point() and item.numel() >= SMALLEST_FILLED:
             return self.leaf(item)
         return item
@@ -253,6 +204,7 @@ class Recorder(TorchFunctionMode):
         self.pending.append((node, target))
 
     def touches_pending(self, tree: Any) -> bool:
+        """Whether arguments look into a tensor whose writing was deferred."""
         storages = {_storage(target) for _, target in self.pending}
         return any(is_plain(item) and _storage(item) in storages for item in tensors_in(tree))
 
@@ -263,14 +215,14 @@ class Recorder(TorchFunctionMode):
             self.write_into(pending)
 
     def keep(self, weight: Tensor) -> Tensor:
-        """A weight for later: the host casts some into buffers that it uses again for the next layer."""
+        """A weight for later: a copy, since the host casts some into buffers that the next layer overwrites."""
         if weight.device.type == "cpu" or _storage(weight) in self.owned:
             return weight
         self.made.append(weight.nbytes)
         return weight.clone()
 
     def nodes_alive(self) -> list[Node]:
-        """What the module may still use."""
+        """Maps that the module may still use."""
         return [recorded.node for recorded in list(self.live)] + [node for node, _ in self.pending]
 
 

@@ -1,4 +1,4 @@
-"""The value of a recorded tensor, which views share and writes change."""
+"""The value of a recorded tensor: views share it, and in-place functions change it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Value:
 
     @property
     def root(self) -> Value:
-        """What this and all views of the same memory look into."""
+        """The value that this and all views of the same memory look into."""
         return self._root or self
 
     @property
@@ -49,7 +49,7 @@ class Value:
 
     @property
     def node(self) -> Node:
-        """Of a view, made anew when its base was written to."""
+        """The value as a node; a view's is made anew once its base was written to."""
         if self.base is not None and self.look is not None and self._seen != self.base.version:
             node = self.look(self.base.node)
             if node is None:

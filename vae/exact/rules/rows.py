@@ -16,6 +16,7 @@ from ..recording.record import Recorded, Recorder, tensors_in
 from .alignment import aligned, joined, same_rows
 from .registry import Rule, before_others, rule
 
+#: Functions of single elements.
 ELEMENTWISE = frozenset(
     [
         "add",
@@ -93,7 +94,7 @@ ELEMENTWISE = frozenset(
     ]
 )
 
-
+#: Sums, norms and the like along dims: they keep rows apart where these dims are not the rows'.
 ALONG = frozenset(
     [
         "mean",
@@ -113,7 +114,7 @@ ALONG = frozenset(
 )
 
 
-#: Each item of a batch for itself: where the rows are the batch, or part of it, these keep them apart.
+#: Functions of each item of a batch by itself: where the rows are the batch, or part of it, they keep rows apart.
 BATCHWISE = frozenset(
     [
         "conv1d",
@@ -131,6 +132,7 @@ BATCHWISE = frozenset(
 )
 
 
+#: The same functions in place.
 OVERWRITE: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda x: functional.silu(x, inplace=True),
     "relu": torch.relu_,
@@ -141,7 +143,7 @@ OVERWRITE: dict[str, Callable[[Tensor], Tensor]] = {
 
 @before_others
 def _batchwise(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Where the rows are the batch, or part of it, each item for itself keeps them apart."""
+    """Functions of each item of a batch by itself, where the rows are the batch or part of it."""
     if name not in BATCHWISE or not args or not isinstance(args[0], Recorded) or args[0].node.rows.dim != 0:
         return NotImplemented
     return row_by_row_rule(recorder, function, args, kwargs)
@@ -149,8 +151,9 @@ def _batchwise(recorder: Recorder, function: Rule, name: str, args: Any, kwargs:
 
 @rule(*sorted(ELEMENTWISE))
 def elementwise(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Functions of single elements, of maps with the same rows and of tensors that are constant along them."""
     if not isinstance(args[0], Recorded) and name in ("to", "type_as"):
-        # A constant made like a map needs the map's dtype and device only.
+        # A plain tensor that becomes like a map needs only the map's dtype and device.
         return args[0].to(args[1].device, args[1].dtype)
     args = aligned(recorder, joined(recorder, args))
     if not same_rows(args, kwargs):
@@ -194,7 +197,7 @@ def _moved(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dic
 
 @rule("__eq__", "__ne__")
 def _compared(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    """With something that is no number, as some modules do with markers in a list of maps."""
+    """Comparison with something that is no number, as with markers that some modules put into a list of maps."""
     if isinstance(args[1], (Tensor, int, float)):
         return NotImplemented
     return name == "__ne__"
@@ -259,5 +262,6 @@ def _linear(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: di
 
 
 def row_by_row_rule(recorder: Recorder, function: Rule, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Records a function that keeps rows apart; NotImplemented where the shapes say that it does not."""
     made = row_by_row(function, args, kwargs)
     return NotImplemented if made is None else Recorded(made, recorder)

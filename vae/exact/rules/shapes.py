@@ -18,7 +18,7 @@ from ..recording.value import CannotRecord, Value
 from .alignment import aligned, coarsened, joined
 from .registry import Rule, rule
 
-# Only move, cut or join dims: the rows stay together, and probing the shape finds them again.
+#: Functions that only move, cut or join dims: the rows stay together, and calling without data finds them again.
 SHAPES = frozenset(
     [
         "permute",
@@ -41,11 +41,13 @@ SHAPES = frozenset(
 )
 
 
+#: Those that give views.
 VIEWS = TURNS | {"unsqueeze", "squeeze", "expand"}
 
 
 @rule(*sorted(SHAPES))
 def shape(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Functions of :data:`SHAPES`: views where torch gives views."""
     if name in ("cat", "concat", "concatenate", "stack"):
         return _cat(recorder, function, name, args, kwargs)
     if len([item for item in tensors_in(args) if isinstance(item, Recorded)]) != 1:
@@ -100,12 +102,13 @@ def _undo_unit_dim(name: str, args: Any, kwargs: dict[str, Any]) -> Callable[[No
 
 
 def viewed(recorder: Recorder, base: Any, look: Callable[[Node], Node | None], twin: Tensor) -> Any:
+    """A view of a recorded map, see :class:`..recording.value.Value`; NotImplemented where ``look`` gives none."""
     node = look(base.node)
     return NotImplemented if node is None else Recorded(Value(node, base.value, look, twin), recorder)
 
 
 def _without_row_size(name: str, args: Any) -> Any:
-    """The rows' own size in ``expand`` becomes -1, which a strip understands too."""
+    """Sizes of ``expand`` with -1 for that of the rows, so that they fit a strip too."""
     node, sizes = args[0].node, args[1:]
     flat = list(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (tuple, list, torch.Size)) else list(sizes)
     place = node.rows.dim + len(flat) - len(node.shape)
@@ -146,7 +149,7 @@ def _reshape(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: d
     if 0 in shape:
         return torch.empty(shape, dtype=base.dtype, device=base.device)
     if twin.untyped_storage()._cdata != base.value.twin.untyped_storage()._cdata:
-        # These strides cannot be viewed so: the real function copies.
+        # With these strides it cannot be a view: the real function copies.
         made = reshaped(base.node, shape)
         return NotImplemented if made is None else Recorded(made, recorder)
     look = Look(lambda node: reshaped(node, shape), lambda node: reshaped(node, before))

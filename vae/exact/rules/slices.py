@@ -18,7 +18,7 @@ from .shapes import shape, viewed
 
 
 class Slice:
-    """A slice along one dim that is not the rows': a view that can be written to."""
+    """A slice along one dim: a view, which can be written to where the dim is not the rows'."""
 
     def __init__(self, dim: int, start: int, stop: int) -> None:
         self.dim, self.start, self.stop = dim, start, stop
@@ -33,6 +33,7 @@ class Slice:
         return made
 
     def put_back(self, base: Node, part: Node) -> Node:
+        """The base after a write to the slice."""
         if self.dim == base.rows.dim:
             raise CannotRecord("a write to some rows of a map")
         if self.start == 0 and self.stop == base.shape[self.dim]:
@@ -74,6 +75,7 @@ def _select(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: di
 
 
 def picked(recorder: Recorder, base: Any, dim: int, index: int) -> Any:
+    """One place along a dim, which goes; NotImplemented along the rows."""
     if dim == base.node.rows.dim:
         return NotImplemented
     index %= base.shape[dim]
@@ -99,6 +101,7 @@ def _split(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dic
 
 @rule("__getitem__")
 def getitem(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Indexing by numbers, slices, None and Ellipsis; lists and tensors get the whole map."""
     result, index = args
     if not isinstance(result, Recorded):
         return NotImplemented

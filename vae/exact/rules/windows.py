@@ -22,18 +22,19 @@ from .registry import Rule, rule
 
 
 def per_dim(value: Any, count: int) -> tuple[int, ...] | None:
+    """A stride, padding or dilation for each of ``count`` dims, or one for all; None if it is neither."""
     if isinstance(value, int):
         return (value,) * count
     return tuple(value) if isinstance(value, (tuple, list)) and len(value) in (1, count) else None
 
 
-# What the functions take behind kernel, stride and padding.
+# Further arguments of the functions, after kernel, stride and padding.
 POOL_OPTIONS = {
     "avg": ("ceil_mode", "count_include_pad", "divisor_override"),
     "max": ("dilation", "ceil_mode", "return_indices"),
 }
 
-# Types of weights that are no quantised ones in disguise; a prediction's have no data, and are treated alike.
+# Types of weights that are what they seem, and not quantised ones; a prediction's have no data, and are treated alike.
 PLAIN = (Tensor, torch.nn.Parameter, FakeTensor)
 
 
@@ -61,13 +62,13 @@ def _convolution(recorder: Recorder, function: Rule, name: str, args: Any, kwarg
     rows = Rows(node.rows.dim, sizes[-2])
     doubled = node.op if isinstance(node.op, Finer) and node.op.nearest else None
     plain = (tuple(weight.shape[2:]), steps, pads, gaps, groups) == ((3, 3), (1, 1), (1, 1), (1, 1), 1)
-    # Adding taps rounds them: below float32 that would be a rounding the host does not make.
+    # Adding taps rounds the sum: below float32 that would be a rounding that the host does not make.
     if doubled is not None and plain and node.dtype is torch.float32 and type(weight) in PLAIN:
         op: Any = ConvolveUpsampled(weight, bias)
         return Recorded(Node(op, node.sources, shape, node.dtype, node.device, rows), recorder)
     call: Any = {"cudnn_convolution": _cudnn, "conv2d": functional.conv2d, "conv3d": _conv3d}[name]
     if pads[-2]:
-        # Rows of zeros as part of the map: the line that the convolution reads then has them in place.
+        # Rows of zeros become part of the map, so that they lie in the line that the convolution reads.
         node = _zero_rows(node, pads[-2])
         pads = (*pads[:-2], 0, pads[-1])
     op = Convolve(call, weight, bias, steps, pads, gaps, groups)
@@ -135,7 +136,7 @@ def _interpolate(recorder: Recorder, function: Rule, name: str, args: Any, kwarg
 
 
 def _resized(recorder: Recorder, node: Node, size: tuple[int, ...], mode: str) -> Any:
-    """To a named size, of which a strip has its share of rows."""
+    """Resampling to a named size: a strip is resampled to its share of the rows."""
     factor = size[-2] // node.rows.count
 
     def resize(x: Tensor) -> Tensor:
@@ -171,7 +172,7 @@ def _pixel_unshuffle(recorder: Recorder, function: Rule, name: str, args: Any, k
 
 @rule("avg_pool2d", "avg_pool3d", "max_pool2d", "max_pool3d")
 def _pool(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Pooling whose windows lie side by side."""
+    """Pooling whose windows do not overlap."""
     names = ("input", "kernel_size", "stride", "padding", *POOL_OPTIONS[name[:3]])
     given = {"stride": None} | dict(zip(names, args)) | kwargs
     kernel, stride = given.pop("kernel_size"), given.pop("stride")

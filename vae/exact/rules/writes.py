@@ -16,7 +16,7 @@ from ..recording.value import CannotRecord
 from .registry import Rule, apply, before_others, rule
 from .slices import getitem
 
-#: Ask for the shape of a map only.
+#: Functions that need only the shape of a map.
 LIKE = frozenset(
     [
         "zeros_like",
@@ -88,6 +88,7 @@ def _like_a_map(recorder: Recorder, function: Rule, name: str, args: Any, kwargs
 
 
 def constant(like: Node, value: float) -> Node:
+    """A map of one value, of another map's shape, dtype and device."""
     leaf = Filled(like.shape, value, like.dtype, like.device, like.rows.dim)
     return Node(leaf, (), like.shape, like.dtype, like.device, Rows(like.rows.dim, like.shape[like.rows.dim]))
 

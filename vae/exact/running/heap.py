@@ -1,4 +1,4 @@
-"""Gives memory that the C library keeps back to the system, so that freed strips do not stay resident."""
+"""Returns memory that the C library keeps to the system, so that freed strips do not stay resident."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 def give_back_free_pages() -> bool:
-    """Free pages between live blocks go back to the system; takes milliseconds.
+    """Returns free pages between live blocks to the system; takes milliseconds.
 
     Strips of many sizes come and go between pages that stay. glibc gives back only what lies at the end of its heap:
     the resident set grew to 1.6 times the bytes alive without this call between passes.

@@ -1,4 +1,4 @@
-"""Group statistics of a whole map, gathered strip by strip and merged in one go."""
+"""Group statistics of a whole map, gathered strip by strip and merged at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Moments:
     def __init__(self, groups: int) -> None:
         self.groups = groups
         self.counts: list[int] = []
-        self.parts: list[Tensor] = []  # two of each strip by turns, (B, groups) each: here variance and mean
+        self.parts: list[Tensor] = []  # two of each strip in turn, (B, groups) each: here variance and mean
         self._merged: tuple[Tensor, Tensor] | None = None
 
     def add(self, slab: Tensor) -> None:
@@ -33,7 +33,7 @@ class Moments:
         self.counts.append(slab[0].numel() // self.groups)
 
     def merge(self) -> tuple[Tensor, Tensor]:
-        """The two parts of all strips, here variance and mean, once there are no more; those of each are let go."""
+        """The two statistics of the whole map, here variance and mean, once all strips were added."""
         if self._merged is None:
             if len(self.counts) == 1:
                 self._merged = self.parts[0], self.parts[1]
@@ -56,7 +56,7 @@ class Moments:
         return variance.view(shape), mean.view(shape)
 
     def _shares(self, like: Tensor) -> Tensor:
-        """Of each strip in the whole, made on the device: strips but the last are as a rule alike."""
+        """Each strip's share of the whole, made on the device: as a rule all strips but the last are alike."""
         total = sum(self.counts)
         shares = torch.full((len(self.counts),), self.counts[0] / total, dtype=like.dtype, device=like.device)
         start = 0
@@ -75,7 +75,12 @@ class Moments:
     def _per_channel(
         self, norm: GroupNorm, scale: Tensor, mean: Tensor, share: float, channels: int, dims: int, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        """Scale and shift from one over the deviation, and the mean once it is multiplied by ``share``."""
+        """Scale and shift of each channel.
+
+        Args:
+            scale: one over the deviation.
+            mean: the mean, once it is multiplied by ``share``.
+        """
         if norm.weight is None:
             scale = scale.expand(-1, -1, channels // self.groups)
         else:
@@ -101,7 +106,7 @@ def _of(slab: Tensor, groups: int) -> tuple[Tensor, Tensor]:
             slab.contiguous(), None, None, images, channels, elements, groups, 0.0
         )
         return inverse.double() ** -2, mean.double()
-    # On cards it reads each value once, wherever it lies, and writes nothing else.
+    # On cards var_mean reads each value once, wherever it lies, and writes nothing else.
     grouped = slab.unflatten(1, (groups, channels // groups))
     variance, mean = torch.var_mean(grouped, tuple(range(2, grouped.ndim)), correction=0)
     return variance, mean
