@@ -34,10 +34,12 @@ class AttentionOverride(Override):
     slice_rows: int = 0
 
     def describe(self) -> str:
+        """One line for the Memory Report."""
         rows = f", {self.slice_rows} rows" if self.backend == "sliced" and self.slice_rows else ""
         return f"asked for: {self.backend}{rows} in blocks {self.selection.blocks.text}"
 
     def take(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: BlockPlace | None) -> Tensor:
+        """Computes the call by the chosen backend, or an exact one that can; counts which and why."""
         if self.backend == "host":
             count(kwargs, place, f"host ({getattr(func, '__name__', 'attention')})", "chosen")
             return func(*args, **kwargs)

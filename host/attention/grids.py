@@ -41,7 +41,13 @@ class Shapes:
 
     @classmethod
     def of(cls, network: nn.Module, x: Tensor, context: Tensor | None, conditioning: dict[str, Any]) -> Shapes:
-        """Of a call of the host's ``apply_model``."""
+        """From a call of the host's ``apply_model``.
+
+        Args:
+            x: the latent, (B, C, [T,] H, W).
+            context: (B, tokens, channels) of the text.
+            conditioning: its other keyword arguments.
+        """
         others = next((key for key in OTHER_PICTURES if conditioning.get(key) is not None), None)
         registers = getattr(network, "register_tokens", None)
         return cls(
@@ -55,6 +61,7 @@ class Shapes:
 
     @property
     def cells(self) -> int:
+        """Number of picture tokens."""
         frames, rows, columns = self.grid
         return frames * rows * columns
 

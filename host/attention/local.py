@@ -37,6 +37,7 @@ class MeasuredErrors:
         self._known: dict[Key, float] = {}
 
     def add(self, key: Key, error: Tensor) -> None:
+        """Keeps a relative error, a scalar on its device, until :meth:`settle`."""
         with self._lock:
             self._unread[key].append(error)
 
@@ -53,6 +54,7 @@ class MeasuredErrors:
             return self._known.get(key)
 
     def known(self) -> dict[Key, float]:
+        """A copy of all relative errors that were read so far."""
         with self._lock:
             return dict(self._known)
 
@@ -70,12 +72,16 @@ class LocalAttentionOverride(Override):
     max_error: float = 0.1
 
     def describe(self) -> str:
+        """One line for the Memory Report."""
         return (
             f"asked for: local attention (approximate), {self.pattern.describe()}, dense above an error of"
             f" {self.max_error:g}, in blocks {self.selection.blocks.text}"
         )
 
     def take(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: BlockPlace | None) -> Tensor:
+        """Approximates a self-attention call over the picture; any other, and a block whose error is too large, runs
+        dense. The first call of a block measures its error.
+        """
         options = kwargs.get("transformer_options") or {}
         call = AttentionCall.bind(*args, **kwargs)
         grid = find_grid(call, options)
@@ -97,15 +103,18 @@ class LocalAttentionOverride(Override):
             errors.add(key, unread_error(out, call.q, call.k, call.v, call.scale, grid, SAMPLED_ROWS))
 
     def begin(self, options: dict[str, Any]) -> None:
+        """Starts a sampling without known errors."""
         # A new dict: the one that is there may be the model's own.
         options[ERRORS] = {**options.get(ERRORS, {}), self.identity: MeasuredErrors()}
 
     def between_steps(self, options: dict[str, Any]) -> None:
+        """Reads the errors of the last step, which decide the next."""
         errors = self._errors(options)
         if errors is not None:
             errors.settle()
 
     def end(self, options: dict[str, Any], row: Row) -> None:
+        """Writes the measured errors into the sampling's row."""
         errors = self._errors(options)
         if errors is not None:
             errors.settle()

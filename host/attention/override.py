@@ -114,7 +114,15 @@ class Override:
         return self.take(func, args, kwargs, place)
 
     def take(self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: BlockPlace | None) -> Tensor:
-        """Computes a call that was selected."""
+        """Computes a call that was selected.
+
+        Args:
+            func: the host's attention function; ``args`` and ``kwargs`` are in its convention.
+            place: the block that calls; None where the model does not say.
+
+        Returns:
+            What ``func`` would return.
+        """
         raise NotImplementedError
 
     def describe(self) -> str:
@@ -128,7 +136,7 @@ class Override:
         """Called before each step, outside all blocks: here a value may be read from the device."""
 
     def end(self, options: dict[str, Any], row: Row) -> None:
-        """Says what happened."""
+        """Called when a sampling ends, also by an error: writes what happened into its row."""
 
     def leave(
         self, func: Callable[..., Tensor], args: tuple[Any, ...], kwargs: Any, place: BlockPlace | None, why: str
@@ -150,7 +158,7 @@ def count(kwargs: dict[str, Any], place: BlockPlace | None, backend: str, reason
 
 
 def overrides(top: object) -> Iterator[Override]:
-    """Ours in a chain, latest first, down to the first foreign one."""
+    """Headroom's overrides in a chain, latest first, down to the first of another pack."""
     while isinstance(top, Override):
         yield top
         top = top.previous
@@ -215,7 +223,8 @@ class OverriddenSampling:
 
 @dataclass(frozen=True)
 class OverriddenStep:
-    """Says the noise level once per step, as a float: reading it from a GPU within a block would stall it."""
+    """Puts the noise level into ``transformer_options`` once per step, as a float: reading it from a GPU within a block
+    would stall it."""
 
     override: Override
 
@@ -230,7 +239,7 @@ class OverriddenStep:
 
 
 def rebased(override: Self, foreign: Callable[..., Tensor] | None) -> Self:
-    """Our part of a chain, standing on another override than before."""
+    """Our part of a chain of overrides, with ``foreign`` below it instead of what was there."""
     below = override.previous
     return replace(override, previous=rebased(below, foreign) if isinstance(below, Override) else foreign)
 

@@ -27,7 +27,9 @@ GB = 2**30
 
 
 def cache_path(name: str, network: nn.Module, settings: str) -> Path:
-    """The file of a cast: a name, and a mark of the weights and settings, so that no two casts share a file.
+    """The file of a cast: its name holds a hash of all weights and the settings, so that no two casts share a file.
+
+    Reads every weight: 0.6 s of a core per GB.
 
     Raises:
         ValueError: the name is no plain file name.
@@ -39,7 +41,11 @@ def cache_path(name: str, network: nn.Module, settings: str) -> Path:
 
 
 def check_name(name: str) -> None:
-    """Raises ValueError for what is no plain file name."""
+    """Refuses what is no plain file name.
+
+    Raises:
+        ValueError: folders, spaces, or other characters than letters, digits, _, - and dots.
+    """
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise ValueError(f"cache_file: {name!r} is no file name; use letters, digits, _ - and . only, without folders")
 
@@ -74,7 +80,7 @@ def write_cache(path: Path, network: nn.Module, report: CastReport, convert: Cal
 
 
 def read_cache(path: Path, network: nn.Module, report: CastReport, caster: Caster) -> None:
-    """Puts the file's tensors into a copy of the network, without reading them.
+    """Puts the file's tensors into a copy of the network, memory-mapped: their pages are read when they are used.
 
     Raises:
         ValueError: the file is not what :func:`write_cache` wrote for this cast.
@@ -108,7 +114,7 @@ def _set_parameter(network: nn.Module, key: str, value: Tensor) -> None:
 
 
 def _add(writer: SafetensorsWriter, tensors: Iterable[tuple[str, Tensor]]) -> None:
-    """The widest numbers first, so that most begin at a multiple of their size."""
+    """Writes the widest dtypes first, so that most tensors begin at a multiple of their item size."""
     for key, tensor in sorted(tensors, key=lambda entry: -entry[1].dtype.itemsize):
         writer.add(key, _padded(tensor) if key.endswith(".comfy_quant") else tensor)
 

@@ -31,7 +31,7 @@ ATTACHMENT = "headroom_cast"
 
 @dataclass(frozen=True)
 class CastSettings:
-    """What to cast to.
+    """The node's inputs.
 
     Attributes:
         storage: key of ``offload.STORAGES``.
@@ -49,10 +49,15 @@ class CastSettings:
 
     @property
     def format(self) -> Storage:
+        """The entry of ``offload.STORAGES``."""
         return STORAGES[self.storage]
 
     def check(self) -> None:
-        """Raises ValueError for what this machine cannot do, before any work."""
+        """Refuses what this machine cannot do, before any work.
+
+        Raises:
+            ValueError: a storage that torch or the host lacks, or a ``cache_file`` that is no plain file name.
+        """
         if (lacking := why_not(self.format)) is not None:
             raise ValueError(lacking)
         if self.cache_file:
@@ -69,7 +74,11 @@ def cast_model(model: ModelPatcher, settings: CastSettings) -> tuple[ModelPatche
 
 
 def cast_clip(clip: Any, settings: CastSettings) -> tuple[Any, CastReport]:
-    """A CLIP whose text encoders are stored as ``settings`` say; ``clip`` is not changed."""
+    """A CLIP whose text encoders are stored as ``settings`` say; ``clip`` is not changed.
+
+    Raises:
+        ValueError: as :func:`cast_model`.
+    """
     patcher, report = _cast(clip.patcher, settings, TEXT_ENCODER)
     result = clip.clone()
     result.patcher = patcher
@@ -108,9 +117,11 @@ class Kind:
     by_model: bool
 
     def network(self, model: nn.Module) -> nn.Module:
+        """The part of the host's model that is cast."""
         return model.get_submodule(self.path)
 
     def caster(self, model: ModelPatcher, settings: CastSettings) -> Caster:
+        """What casts one layer of ``model``, on its device."""
         compute = self.compute(model, settings.compute)
         product = None if self.by_model or settings.compute == "auto" else compute
         return Caster(settings.format, compute, product, model.load_device)
@@ -159,7 +170,7 @@ def _cast(model: ModelPatcher, settings: CastSettings, kind: Kind) -> tuple[Mode
 
 
 def _convert(network: nn.Module, report: CastReport, caster: Caster, settings: CastSettings) -> None:
-    """Layer by layer, with progress; a cancel leaves the original, whose weights nobody wrote to."""
+    """Casts layer by layer, with progress. A cancel leaves the original intact: nothing is written to its weights."""
     chosen = [layer for layer in report.layers if layer.reason is None]
     progress = comfy.utils.ProgressBar(len(chosen))
 
@@ -195,7 +206,7 @@ def _finished(report: CastReport, model: ModelPatcher) -> CastReport:
 
 
 def _set_compute(model: ModelPatcher, compute: torch.dtype) -> None:
-    """The dtype in which the model computes, and layers that cast to it where they are stored in another."""
+    """Sets the dtype in which the model computes, and has layers of another dtype brought to it."""
     model.object_patches.pop("manual_cast_dtype", None)
     model.model.manual_cast_dtype = None if compute == model.model.get_dtype() else compute
     for module in model.model.modules():

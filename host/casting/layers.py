@@ -46,7 +46,7 @@ def plan_cast(network: nn.Module, storage: Storage, skip: str, keep: frozenset[s
 
 
 def _refined(layer: Layer, network: nn.Module, storage: Storage, keep: frozenset[str]) -> Layer:
-    """A layer's plan after a look at its weight."""
+    """Completes a layer's plan by what its weight and module tell."""
     if layer.reason is not None:
         return layer
     module: Any = network.get_submodule(layer.name)
@@ -117,7 +117,7 @@ class Caster:
 
 
 def _unfit(weight: Tensor) -> str | None:
-    """Weights that no scale can be found for: those of zeros would be divided by zero."""
+    """Why a weight cannot be cast; None if it can. One of zeros has no scale: it would be divided by zero."""
     if isinstance(weight, FakeTensor):
         return None
     low, high = (float(end) for end in torch.aminmax(weight))

@@ -101,7 +101,7 @@ def _options(weight: Tensor, layout: Layout) -> dict[str, Any]:
 
 
 def _joined(parts: list[Any], layout: str, shape: tuple[int, ...]) -> Any:
-    """Rows of one matrix after each other; what is one number for all of them is taken once."""
+    """Joins the row parts of one matrix; parameters that hold for the whole matrix are taken from the first part."""
     first = parts[0]._params
     fields = {field.name: [getattr(part._params, field.name) for part in parts] for field in dataclasses.fields(first)}
     joined = {name: torch.cat(values) for name, values in fields.items() if _by_row(values[0])}
@@ -138,7 +138,7 @@ def quantised_linear(layer: nn.Module, weight: Tensor, storage: Storage, compute
 
 
 def read_quantised(layer: nn.Module, state: Mapping[str, Tensor], prefix: str, compute: torch.dtype) -> Tensor:
-    """A weight as the host's own loader reads it from a file, on the storages of ``state``.
+    """A weight as the host's own loader reads it from a file; it shares the memory of the tensors in ``state``.
 
     Args:
         layer: whose sizes it has.
@@ -153,7 +153,7 @@ def read_quantised(layer: nn.Module, state: Mapping[str, Tensor], prefix: str, c
 
 
 def exchange(network: nn.Module, name: str, module: nn.Module) -> None:
-    """Puts a module in the place of another."""
+    """Replaces the submodule ``name`` of ``network`` by ``module``."""
     parent, _, leaf = name.rpartition(".")
     setattr(network.get_submodule(parent), leaf, module)
 
@@ -169,7 +169,7 @@ def set_plain(module: nn.Module, weight: Tensor) -> None:
 
 
 def stored_bytes(weight: Tensor) -> int:
-    """Of a quantised weight, scales included."""
+    """Bytes of a quantised weight, scales included."""
     quantised: Any = weight
     return sum(part.nbytes for part in quantised.state_dict("").values())
 

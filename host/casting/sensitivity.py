@@ -49,7 +49,7 @@ class Goal:
 def cast_by_sensitivity(
     model: ModelPatcher, settings: CastSettings, goal: Goal, positive: Any
 ) -> tuple[ModelPatcher, CastReport, Tensor]:
-    """Like ``cast_model``, but what harms most is kept until a goal is met.
+    """Like :func:`.cast.cast_model`, but the groups of layers that add most error stay as they are.
 
     Args:
         positive: the conditioning to measure with.
@@ -58,7 +58,7 @@ def cast_by_sensitivity(
         The MODEL, the report, and a chart as an IMAGE (1, H, W, 3).
 
     Raises:
-        ValueError: no conditioning, or a goal out of reach.
+        ValueError: no conditioning, a goal out of reach, or what :func:`.cast.cast_model` refuses.
     """
     if positive is None:
         raise ValueError("positive: sensitivity runs the model, so connect the prompt's conditioning, or turn it off")
@@ -122,7 +122,7 @@ class Probe:
         self._reference = self._step()
 
     def costs(self, settings: CastSettings) -> list[GroupCost]:
-        """What each group costs, measured once per set of weights and settings."""
+        """The error that casting each group adds and the bytes it saves; kept per set of weights and settings."""
         path = _result_path(self._network, settings)
         noise = _read(path, self._groups)
         if noise is None:
@@ -132,7 +132,7 @@ class Probe:
         return [GroupCost(group, noise[group], self._saved[group]) for group in self._groups]
 
     def output_db(self, keep: frozenset[str]) -> float:
-        """Signal to noise of the output with all groups cast but these."""
+        """Signal to noise of the model's output in dB, with all groups cast but ``keep``; runs one step."""
         return output_db([GroupCost("", self._noise(group for group in self._groups if group not in keep), 0)])
 
     def _measure(self) -> dict[str, float]:
@@ -161,7 +161,7 @@ class Probe:
                 exchange(self._network, name, module)
 
     def _step(self) -> Tensor:
-        """What the model says of a noisy latent in the middle of sampling."""
+        """The model's velocity at one noise level in the middle of sampling: (elements,), float64."""
         form = self._model.get_model_object("latent_format")
         shape = (1, form.latent_channels, *(1,) * (form.latent_dimensions - 2), SIDE, SIDE)
         sample_one_step(self._model, call_once, torch.zeros(shape), self._positive, self._positive, cfg=1.0)
@@ -181,7 +181,7 @@ def _result_path(network: nn.Module, settings: CastSettings) -> Path:
 
 
 def _read(path: Path, groups: Mapping[str, object]) -> dict[str, float] | None:
-    """An earlier result; None where there is none that covers these groups."""
+    """Noise by group from an earlier measurement; None where there is none of exactly these groups."""
     try:
         noise: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError):

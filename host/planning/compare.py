@@ -30,7 +30,7 @@ from .strategies import REFERENCE, NotHere, Strategy, Switches, compute_dtype, s
 
 @dataclass(frozen=True)
 class Work:
-    """The step.
+    """What is compared: one step of sampling with these inputs.
 
     Attributes:
         model: the MODEL, which is not changed.
@@ -61,13 +61,13 @@ def compare(work: Work, switches: Switches) -> tuple[str, Tensor]:
 
 
 def run(work: Work, ways: list[Strategy]) -> Comparison:
-    """Runs the step in each way, the first of which is the reference.
+    """Runs the step under each strategy, the first of which is the reference.
 
-    A way that fails is an outcome with its reason. A cancelled prompt stops between two of them.
+    A strategy that fails becomes an outcome with its reason. A cancelled prompt stops between two of them.
 
     Raises:
         ValueError: a latent that cannot be compared.
-        RuntimeError: none of the ways ran.
+        RuntimeError: none of the strategies ran.
     """
     latent = _latent(work)
     progress = comfy.utils.ProgressBar(len(ways))
@@ -85,7 +85,7 @@ def run(work: Work, ways: list[Strategy]) -> Comparison:
 
 
 def _latent(work: Work) -> Tensor:
-    """Of the channels and the size that the model wants, as in the host's samplers; float32.
+    """The latent in the channels and the size that the model wants, as in the host's samplers; float32.
 
     Raises:
         ValueError: several latents in one.
@@ -111,7 +111,7 @@ def _head(work: Work, latent: Tensor) -> list[str]:
 
 
 def _outcome(work: Work, way: Strategy, latent: Tensor, reference: Tensor | None) -> tuple[Outcome, Tensor | None]:
-    """What came of a strategy, and what the model took away from its input."""
+    """Measures one strategy: its outcome, and the velocity that later ones are compared with; None where it failed."""
     model = None
     try:
         model = way.make(work.model)

@@ -55,7 +55,7 @@ METHODS: tuple[tuple[dict[str, Any], Loss], ...] = (
 
 
 def find_fit(question: Question, card: Card, quality: str = "exact", limit: float = 0.85) -> Fit:
-    """Considers ways to sample and decode on a card.
+    """Predicts ways to sample and decode on a card and chooses the least lossy that fit.
 
     Args:
         question: with its VAE.
@@ -158,10 +158,11 @@ class _SamplingWays:
         return "auto", "online"
 
     def guidance(self) -> Sequence[bool]:
+        """Whether guidance may be computed in turns: without a negative there is nothing to take in turns."""
         return (False,) if self.question.cfg == 1.0 else (False, True)
 
     def storages(self, most: Loss) -> Iterator[tuple[str, Loss]]:
-        """What the weights may be cast to."""
+        """Storages that the weights may be cast to here, with their loss."""
         model = self.question.model
         if CAST in model.attachments:
             self.notes.append("weights stay as their own node has cast them")
@@ -176,7 +177,7 @@ class _SamplingWays:
     def plan(
         self, attention: str = "", in_turns: bool = False, storage: str = "", loss: Loss = Loss.EXACT
     ) -> SamplingPlan:
-        """A way with its stage."""
+        """One way to sample, with its predicted stage."""
         asked = replace(self.question, together=not in_turns)
         if storage:
             key = ("cast", storage, attention, step_key(step_of(asked, self.notes), self.card))
@@ -193,7 +194,7 @@ class _SamplingWays:
         return sampling_stage(replace(asked, model=model), self.card, self.notes), _staging(asked.model)
 
     def _cast(self, asked: Question, attention: str, storage: str) -> tuple[Stage, int | None]:
-        """As if cast: a copy without data is."""
+        """Predicts after casting a data-free copy: nothing is quantised."""
         model, mode = asked.model, fake_mode()
         bare = model_without_data(model.model, mode, model.offload_device)
         copy = model.clone(model_override=(bare, ({}, {}, {}, set())))
@@ -204,7 +205,7 @@ class _SamplingWays:
 
 
 def _staging(model: ModelPatcher) -> int | None:
-    """Bytes set aside for weights that are copied ahead; None where none can be."""
+    """Bytes of staging memory for weights that are copied ahead; None where the device cannot copy ahead."""
     return kept(model.model, ("staging",), lambda: usual_staging(model))
 
 

@@ -66,7 +66,7 @@ REFERENCE = Strategy("as it is", ModelPatcher.clone)
 
 
 def strategies(model: ModelPatcher, switches: Switches) -> Iterator[Strategy]:
-    """All but the first, in the order of the table."""
+    """Strategies compared with the unmodified model, in the order of the table."""
     sizes = slice_rows(switches.slice_sizes)
     if switches.dtypes:
         for name in DTYPES:
@@ -83,7 +83,7 @@ def strategies(model: ModelPatcher, switches: Switches) -> Iterator[Strategy]:
 
 
 def slice_rows(text: str) -> list[int]:
-    """Whole numbers above 0 with commas between them, each once.
+    """Reads whole numbers above 0 with commas between them; each counts once.
 
     Raises:
         ValueError: anything else.
@@ -97,13 +97,13 @@ def slice_rows(text: str) -> list[int]:
 
 
 def compute_dtype(model: ModelPatcher) -> torch.dtype:
-    """What a model computes in."""
+    """The dtype that a model computes in, which need not be the one it is stored in."""
     manual: torch.dtype | None = model.get_model_object("manual_cast_dtype")
     return manual or model.model.get_dtype()
 
 
 def _in_dtype(model: ModelPatcher, name: str) -> ModelPatcher:
-    """Computes in a dtype, and stores in it what it makes smaller."""
+    """A model that computes in a dtype; weights that it makes smaller are stored in it too."""
     dtype: torch.dtype = getattr(torch, name)
     if name in STORAGES:
         result, report = cast_model(model, CastSettings(name, name, skip=""))
