@@ -98,7 +98,7 @@ def table(found: Any, card: Any) -> Iterable[str]:
     yield f"{'measured':>10} {'by rule':>10}  MiB that a convolution holds inside"
     largest = sorted(found.convolutions.items(), key=lambda one: one[1], reverse=True)
     for signature, size in largest[:ROWS]:
-        rule = by_rule(prediction.Convolution.parse(signature), card)
+        rule = by_rule(prediction.ConvolutionCall.parse(signature), card)
         yield f"{size / MIB:10.1f} {rule / MIB:10.1f}  {signature}"
     if largest[ROWS:]:
         yield f"… and {len(largest) - ROWS} that hold less"

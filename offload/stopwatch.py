@@ -13,7 +13,7 @@ MILLISECOND = 1e-3
 
 
 @dataclass(frozen=True)
-class Measured:
+class CallTimes:
     """What one call took.
 
     Attributes:
@@ -42,7 +42,7 @@ class Stopwatch:
     def __post_init__(self) -> None:
         self._start = self.staging.now()
 
-    def read(self, sizes: dict[str, int]) -> Measured | None:
+    def read(self, sizes: dict[str, int]) -> CallTimes | None:
         """What the call that ends now took; None where the device does not tell. Waits for the device.
 
         Args:
@@ -57,7 +57,7 @@ class Stopwatch:
         except (RuntimeError, NotImplementedError):  # a device whose events tell no time
             return None
 
-    def _read(self, sizes: dict[str, int], end: Moment) -> Measured | None:
+    def _read(self, sizes: dict[str, int], end: Moment) -> CallTimes | None:
         turns = [turn for _, turn, _ in self.layers[1:]]
         lead = _seconds(self._start, self.layers[0][1])
         gaps = [_seconds(ready, turn) for (_, _, ready), turn in zip(self.layers, [*turns, end])]
@@ -66,7 +66,7 @@ class Stopwatch:
             return None
         gaps[-1] += lead
         segments = [Segment(sizes[name], gap, 0.0) for (name, _, _), gap in zip(self.layers, gaps)]
-        return Measured(segments, sum(size for size, _ in self.copies) / copying)
+        return CallTimes(segments, sum(size for size, _ in self.copies) / copying)
 
 
 def _seconds(start: Moment | None, end: Moment) -> float:

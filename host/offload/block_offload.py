@@ -94,7 +94,7 @@ def apply_offload(
     set_budget(result, budget)
     result.attachments[ATTACHMENT] = offload
     measure_sampling(result)
-    wrap(result, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, Sampling(offload))
+    wrap(result, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, OffloadedSampling(offload))
     if budget is not None and budget.staging:
         check_calls(model)
         wrap(result, WrappersMP.APPLY_MODEL, WRAPPER_KEY, prefetched)
@@ -178,7 +178,7 @@ def _casting_would_halve(model: ModelPatcher) -> bool:
     return model.model_size() > 1.5 * weights
 
 
-class Sampling:
+class OffloadedSampling:
     """Around one sampling: the prefetch's life, and what it did."""
 
     def __init__(self, offload: Offload) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from ..core.internals import NEWEST_TESTED, OLDEST_TESTED
 
-Entry = tuple[Any, ...]
+LoadEntry = tuple[Any, ...]
 # Methods of ModelPatcher, with parameters that are passed to them.
 METHODS: dict[str, tuple[str, ...]] = {
     "_load_list": (),
@@ -100,7 +100,7 @@ def layers_by_path(model: ModelPatcher) -> dict[str, nn.Module]:
     return {entry[-3]: entry[-2] for entry in entries}
 
 
-class LoadOrder(list[Entry]):
+class LoadOrder(list[LoadEntry]):
     """The host's list of what to load, with the resident layers first and nothing set aside for streaming them.
 
     Host: the loader sorts the list itself, by ``.sort(reverse=True)`` to load and by ``.sort()`` to unload, and goes
@@ -110,18 +110,18 @@ class LoadOrder(list[Entry]):
 
     SPARED = -(1 << 60)  # bytes set aside for streaming a layer that is to be loaded: never the reason not to
 
-    def __init__(self, entries: Iterable[Entry], resident: frozenset[str]) -> None:
+    def __init__(self, entries: Iterable[LoadEntry], resident: frozenset[str]) -> None:
         super().__init__(entries)
         self._resident = resident
         self.was_sorted = False
 
-    def sort(self, *, key: Callable[[Entry], Any] | None = None, reverse: bool = False) -> None:
+    def sort(self, *, key: Callable[[LoadEntry], Any] | None = None, reverse: bool = False) -> None:
         self.was_sorted = True
         super().sort(key=lambda entry: (entry[-3] in self._resident, *entry[:-2]), reverse=reverse)
         if reverse:  # to load; otherwise to unload
             self[:] = [(self.SPARED, *entry[1:]) if self._is_spared(entry) else entry for entry in self]
 
-    def _is_spared(self, entry: Entry) -> bool:
+    def _is_spared(self, entry: LoadEntry) -> bool:
         return len(entry) == 5 and entry[-3] in self._resident
 
 

@@ -5,7 +5,7 @@ Nothing here is drawn or put into words: that is `memory/render`.
 
 from .calibration import Calibration, Collecting
 from .card import CAPABILITIES, GPU_CHOICES, THIS_MACHINE, Card, named_card
-from .convolution import Convolution
+from .convolution import ConvolutionCall
 from .fake import fake_copy, fake_mode, fake_tensor, fake_tree, name_modules
 from .forecast import Forecast, Stage, Verdict
 from .live_bytes import LiveBytes
@@ -25,7 +25,7 @@ __all__ = [
     "CannotPredict",
     "Card",
     "Collecting",
-    "Convolution",
+    "ConvolutionCall",
     "Fit",
     "Forecast",
     "LiveBytes",

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .card import Card
-from .convolution import DTYPES, Convolution
+from .convolution import DTYPES, ConvolutionCall
 from .workspace import DOCUMENTED, Workspaces
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ SECONDS = 60.0
 PRODUCT_SIDE = 1024
 SEVERAL = 8  # measured convolutions tell of the others
 # (a convolution, a device) -> bytes that its kernel holds while it runs.
-Meter = Callable[[Convolution, torch.device], int]
+ConvolutionMeter = Callable[[ConvolutionCall, torch.device], int]
 
 
 @dataclass(frozen=True)
@@ -89,13 +89,13 @@ class Collecting(Workspaces):
     seen: set[str] = field(default_factory=set)
 
     def _cudnn_convolution(self, args: tuple[Any, ...], out: Tensor) -> int:
-        convolution = Convolution.of(args)
+        convolution = ConvolutionCall.of(args)
         if convolution.dtype in DTYPES.values():
             self.seen.add(str(convolution))
         return super()._cudnn_convolution(args, out)
 
 
-def by_rule(convolution: Convolution, card: Card, workspaces: Workspaces = DOCUMENTED) -> int:
+def by_rule(convolution: ConvolutionCall, card: Card, workspaces: Workspaces = DOCUMENTED) -> int:
     """Bytes that a prediction takes a convolution to hold inside."""
     arguments = convolution.arguments(torch.device("meta"))
     out = torch.convolution(*arguments)
@@ -106,7 +106,7 @@ def by_rule(convolution: Convolution, card: Card, workspaces: Workspaces = DOCUM
 
 
 def calibrate(
-    signatures: Iterable[str], device: torch.device, seconds: float = SECONDS, meter: Meter | None = None
+    signatures: Iterable[str], device: torch.device, seconds: float = SECONDS, meter: ConvolutionMeter | None = None
 ) -> Calibration:
     """Runs each convolution once alone, the largest first: it is theirs that make peaks.
 
@@ -121,7 +121,7 @@ def calibrate(
     """
     if meter is None and device.type != "cuda":
         raise ValueError(f"device: calibration measures a CUDA card, and this is {device.type}")
-    pending = sorted(map(Convolution.parse, set(signatures)), key=_elements, reverse=True)
+    pending = sorted(map(ConvolutionCall.parse, set(signatures)), key=_elements, reverse=True)
     product = product_bytes(device) if device.type == "cuda" else None
     end = time.monotonic() + seconds
     found: dict[str, int] = {}
@@ -135,12 +135,12 @@ def calibrate(
     return Calibration(found, product, tuple(map(str, pending)), failed)
 
 
-def _elements(convolution: Convolution) -> int:
+def _elements(convolution: ConvolutionCall) -> int:
     return sum(x.numel() for x in convolution.arguments(torch.device("meta"))[:2])
 
 
 @torch.no_grad()
-def convolution_bytes(convolution: Convolution, device: torch.device) -> int:
+def convolution_bytes(convolution: ConvolutionCall, device: torch.device) -> int:
     """The allocator's peak of one call, without input, weight and result."""
     arguments = convolution.arguments(device)
     torch.cuda.synchronize(device)

@@ -19,11 +19,11 @@ _LINE = re.compile(
     rf"(?: transposed {_SIZES})?"
 )
 
-Sizes = tuple[int, ...]
+Ints = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Convolution:
+class ConvolutionCall:
     """One call of torch's convolution, without its data and its bias.
 
     Attributes:
@@ -34,18 +34,18 @@ class Convolution:
     """
 
     dtype: torch.dtype
-    x: Sizes
+    x: Ints
     x_layout: str
-    weight: Sizes
+    weight: Ints
     weight_layout: str
-    stride: Sizes
-    padding: Sizes
-    dilation: Sizes
+    stride: Ints
+    padding: Ints
+    dilation: Ints
     groups: int = 1
-    transposed: Sizes | None = None
+    transposed: Ints | None = None
 
     @classmethod
-    def of(cls, args: tuple[Any, ...]) -> Convolution:
+    def of(cls, args: tuple[Any, ...]) -> ConvolutionCall:
         """By the arguments of ``aten.convolution``."""
         x, weight, _, stride, padding, dilation, transposed, output_padding, groups = args
         return cls(
@@ -54,7 +54,7 @@ class Convolution:
         )  # fmt: skip
 
     @classmethod
-    def parse(cls, line: str) -> Convolution:
+    def parse(cls, line: str) -> ConvolutionCall:
         """The inverse of :func:`str`.
 
         Raises:
@@ -98,14 +98,14 @@ def _layout(x: Tensor) -> str:
     return CHANNELS_LAST if is_channels_last(x) else CONTIGUOUS
 
 
-def _empty(shape: Sizes, layout: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+def _empty(shape: Ints, layout: str, dtype: torch.dtype, device: torch.device) -> Tensor:
     form = LAST[len(shape)] if layout == CHANNELS_LAST else torch.contiguous_format
     return torch.empty(shape, dtype=dtype, device=device, memory_format=form)
 
 
-def _text(sizes: Sizes) -> str:
+def _text(sizes: Ints) -> str:
     return "x".join(map(str, sizes))
 
 
-def _sizes(text: str) -> Sizes:
+def _sizes(text: str) -> Ints:
     return tuple(map(int, text.split("x")))

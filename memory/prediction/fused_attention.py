@@ -19,7 +19,7 @@ KERNELS = ("cudnn", "flash", "efficient", "math")  # in the order they are asked
 WIDEST_CUDNN, WIDEST_CUDNN_HOPPER, WIDEST_FLASH = 128, 256, 256
 
 
-def kernel_refusal(card: Card, kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
+def kernel_refusal_on(card: Card, kernel: str, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> str | None:
     """Why a kernel of torch's would not take a call on a card; None if it would.
 
     Args:
@@ -87,7 +87,7 @@ class FusedAttention(TorchFunctionMode):
         kernel = next(
             name
             for name in KERNELS
-            if (name == "math" or _is_on(name)) and kernel_refusal(self.card, name, q, k, v, attn_mask) is None
+            if (name == "math" or _is_on(name)) and kernel_refusal_on(self.card, name, q, k, v, attn_mask) is None
         )
         self.taken[kernel] += 1
         if kernel != "flash" and enable_gqa and q.shape[-3] != k.shape[-3]:

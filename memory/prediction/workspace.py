@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .card import Card
-from .convolution import Convolution, is_channels_last
+from .convolution import ConvolutionCall, is_channels_last
 
 aten = torch.ops.aten
 MiB = 2**20
@@ -30,7 +30,7 @@ class Workspaces:
         pointwise_convolution: the same for kernels of one pixel.
         channels_last: whether convolutions whose tensors are in that layout already are counted too.
         product: bytes that cuBLAS keeps from its first product on; None: by the card's generation.
-        measured: bytes by a :class:`Convolution` as text, from a calibration; they come before the rule.
+        measured: bytes by a :class:`ConvolutionCall` as text, from a calibration; they come before the rule.
     """
 
     convolution: float = 1.0
@@ -73,7 +73,7 @@ class Workspaces:
 
     def _cudnn_convolution(self, args: tuple[Any, ...], out: Tensor) -> int:
         x, weight = args[0], args[1]
-        known = self.measured.get(str(Convolution.of(args))) if self.measured else None
+        known = self.measured.get(str(ConvolutionCall.of(args))) if self.measured else None
         if known is not None:
             return known
         pointwise = math.prod(weight.shape[2:]) == 1

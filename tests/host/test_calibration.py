@@ -16,7 +16,7 @@ import nodes
 from headroom.cli.calibrate import convolutions_of, table
 from headroom.host.prediction.calibrated import calibration_path, collecting, measured_for, own_key, workspaces_for
 from headroom.host.prediction.vae import Coding, predict_coding
-from headroom.memory.prediction import DOCUMENTED, Calibration, Card, Convolution, named_card
+from headroom.memory.prediction import DOCUMENTED, Calibration, Card, ConvolutionCall, named_card
 from headroom.memory.prediction.calibration import Key, save
 
 from .conftest import ENVIRONMENT
@@ -70,7 +70,7 @@ def test_predictions_note_convolutions_while_they_are_collected() -> None:
     before = decoded()
     with collecting() as seen:
         assert decoded().activations == before.activations
-    assert any(Convolution.parse(line).x[1] == 4 for line in seen)
+    assert any(ConvolutionCall.parse(line).x[1] == 4 for line in seen)
     count = len(seen)
     assert workspaces_for(CARD) == DOCUMENTED
     assert decoded().activations == before.activations
@@ -94,7 +94,7 @@ def workflow(number: int = 512) -> dict[str, Any]:
 def test_convolutions_of_a_workflow() -> None:
     """Of its sampler and of its VAE, with the guidance's batch and the picture's size."""
     asyncio.run(nodes.init_builtin_extra_nodes())
-    found = [Convolution.parse(line) for line in convolutions_of(workflow(), CARD)]
+    found = [ConvolutionCall.parse(line) for line in convolutions_of(workflow(), CARD)]
     assert any(one.x[0] == 2 and one.x[2:] == (64, 64) for one in found), "the sampler's"
     assert any(one.weight[0] == 3 and one.x[2:] == (512, 512) for one in found), "the decoder's last"
     lines = list(table(Calibration({str(one): 5 * MIB for one in found}, left=("x",), failed={"y": "no room"}), CARD))

@@ -19,7 +19,7 @@ from headroom.memory.prediction import (
     Calibration,
     Card,
     Collecting,
-    Convolution,
+    ConvolutionCall,
     LiveBytes,
     Workspaces,
     fake_copy,
@@ -82,21 +82,21 @@ def test_a_convolution_comes_back_from_its_text(name: str) -> None:
         CALLS[name]()
     (args, result), *others = seen.calls
     assert not others
-    convolution = Convolution.of(args)
-    again = Convolution.parse(str(convolution))
+    convolution = ConvolutionCall.of(args)
+    again = ConvolutionCall.parse(str(convolution))
     assert again == convolution
     rebuilt = again.arguments(torch.device("meta"))
     for tensor, before in zip(rebuilt[:2], args[:2]):
         assert (tensor.shape, tensor.stride(), tensor.dtype) == (before.shape, before.stride(), before.dtype)
     assert torch.convolution(*rebuilt).shape == result.shape
-    assert Convolution.of(rebuilt) == convolution
+    assert ConvolutionCall.of(rebuilt) == convolution
 
 
 def test_different_convolutions_have_different_texts() -> None:
     with Seen() as seen:
         for call in CALLS.values():
             call()
-    assert len({str(Convolution.of(args)) for args, _ in seen.calls}) == len(CALLS)
+    assert len({str(ConvolutionCall.of(args)) for args, _ in seen.calls}) == len(CALLS)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_different_convolutions_have_different_texts() -> None:
 )
 def test_other_texts_are_refused(line: str) -> None:
     with pytest.raises(ValueError, match="no signature"):
-        Convolution.parse(line)
+        ConvolutionCall.parse(line)
 
 
 class Two(nn.Module):
@@ -138,7 +138,7 @@ def signatures() -> set[str]:
 
 class TestPredictions:
     def test_they_note_what_they_meet(self) -> None:
-        found = sorted(map(Convolution.parse, signatures()), key=lambda one: one.x[1])
+        found = sorted(map(ConvolutionCall.parse, signatures()), key=lambda one: one.x[1])
         assert [(one.x, one.weight, one.padding) for one in found] == [
             ((1, 16, 128, 128), (64, 16, 3, 3), (1, 1)),
             ((1, 64, 128, 128), (8, 64, 1, 1), (0, 0)),
@@ -149,7 +149,7 @@ class TestPredictions:
         assert replace(plain, seconds=0) == replace(noted, seconds=0)
 
     def test_what_was_measured_comes_before_the_rule(self) -> None:
-        largest = max(signatures(), key=lambda line: Convolution.parse(line).weight[0])
+        largest = max(signatures(), key=lambda line: ConvolutionCall.parse(line).weight[0])
         result = 64 * 128 * 128 * 2
         for inside in (0, 5 * MiB, 100 * MiB):
             found = predicted(Calibration({largest: inside}).workspaces(Workspaces(0.0, 0.0)))
@@ -165,12 +165,12 @@ class TestPredictions:
 
     def test_the_rule_of_one_alone_is_that_of_the_prediction(self) -> None:
         for line in signatures():
-            rule = by_rule(Convolution.parse(line), CARD)
+            rule = by_rule(ConvolutionCall.parse(line), CARD)
             with_it = predicted(Calibration({line: rule}).workspaces())
             assert with_it.activations == predicted(DOCUMENTED).activations
 
 
-def on_this_cpu(convolution: Convolution, device: torch.device) -> int:
+def on_this_cpu(convolution: ConvolutionCall, device: torch.device) -> int:
     """What torch's profiler sees beside the result."""
     arguments = convolution.arguments(device)
     result = torch.convolution(*arguments)
@@ -190,16 +190,16 @@ class TestCalibrate:
         assert (found.left, found.failed, found.product) == ((), {}, None)
         card = Card("cpu", CPU, 2**36, threads=torch.get_num_threads())
         for line, size in found.convolutions.items():
-            assert size == pytest.approx(by_rule(Convolution.parse(line), card), rel=0.03)
+            assert size == pytest.approx(by_rule(ConvolutionCall.parse(line), card), rel=0.03)
 
     def test_the_largest_come_first_and_time_ends_it(self) -> None:
-        def slow(convolution: Convolution, device: torch.device) -> int:
+        def slow(convolution: ConvolutionCall, device: torch.device) -> int:
             time.sleep(0.2)
             return convolution.x[1]
 
         found = calibrate(signatures(), CPU, 0.1, slow)
         assert list(found.convolutions.values()) == [64]
-        assert [Convolution.parse(line).x[1] for line in found.left] == [16]
+        assert [ConvolutionCall.parse(line).x[1] for line in found.left] == [16]
 
     def test_no_time_at_all(self) -> None:
         found = calibrate(signatures(), CPU, 0, on_this_cpu)
@@ -207,7 +207,7 @@ class TestCalibrate:
         assert set(found.left) == signatures()
 
     def test_what_cannot_run_does_not_stop_the_others(self) -> None:
-        def small(convolution: Convolution, device: torch.device) -> int:
+        def small(convolution: ConvolutionCall, device: torch.device) -> int:
             if convolution.x[1] == 64:
                 raise torch.OutOfMemoryError("no room for it\nand a long story")
             return 7

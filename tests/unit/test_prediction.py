@@ -25,7 +25,7 @@ from headroom.memory.prediction import (
     named_card,
     predict,
 )
-from headroom.memory.prediction.fused_attention import kernel_refusal
+from headroom.memory.prediction.fused_attention import kernel_refusal_on
 from headroom.memory.render import draw_forecast, render_forecast
 
 MiB = 2**20
@@ -216,7 +216,7 @@ def test_what_kernels_hold_on_this_cpu(name: str) -> None:
 class TestFusedAttention:
     def refusal(self, card: str, kernel: str, dtype: torch.dtype, width: int = 64, mask: Tensor | None = None) -> bool:
         q = torch.empty(1, 2, 8, width, dtype=dtype)
-        return kernel_refusal(named_card(card, 8.0), kernel, q, q, q, mask) is not None
+        return kernel_refusal_on(named_card(card, 8.0), kernel, q, q, q, mask) is not None
 
     def test_cards(self) -> None:
         half = torch.float16
