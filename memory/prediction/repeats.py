@@ -1,4 +1,4 @@
-"""Blocks that are alike are followed once: a transformer of forty equal blocks costs a prediction one of them."""
+"""Equal blocks are followed once: for a transformer of forty equal blocks, a prediction runs one of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from .live_bytes import LiveBytes
 
 Simple = (bool, int, float, str, type(None))
-NUMBER = re.compile(r"(^|_)(id|idx|index)$")  # names of a block's own place in the list
+NUMBER = re.compile(r"(^|_)(id|idx|index)$")  # names of attributes that hold a block's place in its list
 
 
 @dataclass
@@ -24,19 +24,20 @@ class Repeats:
 
     Attributes:
         tracker: follows the run; without one, blocks run plainly.
-        allowed: nothing in the run tells equal blocks apart.
+        allowed: whether nothing in the run, such as a patch of one block, tells equal blocks apart.
         questions: how often free memory was asked for: a block that asks may choose otherwise the next time.
-        kernels: attention calls by kernel, which a block that is not run again still counts.
+        kernels: attention calls by kernel; those of a block that is not run again are counted too.
+        known: what is known of a block's run, by what it is made of and what it was called with.
     """
 
     tracker: LiveBytes | None = None
     allowed: bool = True
     questions: int = 0
     kernels: Counter[str] = field(default_factory=Counter)
-    known: dict[Any, _Course | None] = field(default_factory=dict)
+    known: dict[Any, _Course | _NotReusable] = field(default_factory=dict)
 
     def install(self, module: nn.Module) -> None:
-        """Takes the place of the forward of every block that has an equal one in its list. For modules of our own."""
+        """Replaces the forward of every block that has an equal one in its list. For modules that nobody else uses."""
         for blocks in _alike(module):
             for block, likeness in blocks:
                 block.forward = _Repeated(block.forward, likeness, self)
@@ -44,7 +45,7 @@ class Repeats:
 
 @dataclass(frozen=True)
 class _Course:
-    """What a block did: its peak above where it began, its operations, and what it returned."""
+    """What a run did: its peak above where it began, its operations, and what it returned."""
 
     above: int
     flops: int
@@ -55,9 +56,24 @@ class _Course:
     kernels: Counter[str]
 
 
+class _NotReusable:
+    """The state of a run that does not tell what the next one takes: it has not ended, it asked for free memory, or it
+    left behind other bytes than those it returned."""
+
+
+NOT_REUSABLE = _NotReusable()
+
+
 @dataclass(frozen=True)
 class _Result:
-    """A returned tensor: a view of argument ``of``, or of a new storage, numbered among those of the course."""
+    """A returned tensor.
+
+    Attributes:
+        offset: in values, from the start of the storage.
+        of: number of the tensor among the arguments whose storage it shares; None: the storage is new.
+        storage: identity of the storage within the run.
+        bytes: of the storage.
+    """
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -71,6 +87,8 @@ class _Result:
 
 @dataclass(frozen=True)
 class _Repeated:
+    """The forward of a block, which runs once for each way of calling it; further calls do what that one did."""
+
     forward: Callable[..., Any]
     likeness: Any
     repeats: Repeats
@@ -82,29 +100,36 @@ class _Repeated:
         leaves, structure = tree_flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         key = (self.likeness, tuple(_describe(leaf) for leaf in leaves), str(structure))
-        course = repeats.known.get(key)
-        if course is not None:
-            return _again(course, tensors, tracker, repeats.kernels)
-        if key in repeats.known:
+        if key not in repeats.known:
+            repeats.known[key] = NOT_REUSABLE  # until the run has ended
+            out, repeats.known[key] = self._followed(args, kwargs, tensors, tracker)
+            return out
+        course = repeats.known[key]
+        if isinstance(course, _NotReusable):
             return self.forward(*args, **kwargs)
-        repeats.known[key] = None
+        return _again(course, tensors, tracker, repeats.kernels)
+
+    def _followed(
+        self, args: Any, kwargs: Any, tensors: list[Tensor], tracker: LiveBytes
+    ) -> tuple[Any, _Course | _NotReusable]:
+        """Runs the block: what it returns, and what its run tells of the next one."""
+        repeats = self.repeats
         before, flops, questions, kernels = tracker.live, tracker.flops, repeats.questions, repeats.kernels.copy()
         peak = tracker.begin_stretch()
         try:
             out = self.forward(*args, **kwargs)
-            found = tracker.peak, tracker.peak_operator, tracker.peak_module
+            highest, operator, module = tracker.peak, tracker.peak_operator, tracker.peak_module
         finally:
             tracker.end_stretch(peak)
-        results, shape, fresh = _results(out, tensors)
-        if questions == repeats.questions and tracker.live == before + _rounded(fresh, tracker):
-            counted = repeats.kernels - kernels
-            repeats.known[key] = _Course(
-                found[0] - before, tracker.flops - flops, found[1], found[2], results, shape, counted
-            )  # fmt: skip
-        return out
+        results, structure, fresh = _results(out, tensors)
+        if questions != repeats.questions or tracker.live != before + _rounded(fresh, tracker):
+            return out, NOT_REUSABLE
+        counted = repeats.kernels - kernels
+        return out, _Course(highest - before, tracker.flops - flops, operator, module, results, structure, counted)
 
 
 def _again(course: _Course, tensors: list[Tensor], tracker: LiveBytes, kernels: Counter[str]) -> Any:
+    """Counts what the course did, and returns tensors like those that it returned."""
     tracker.reach(tracker.live + course.above, course.operator, course.module)
     tracker.flops += course.flops
     kernels.update(course.kernels)
@@ -154,7 +179,7 @@ def _rounded(sizes: list[int], tracker: LiveBytes) -> int:
 
 
 def _describe(leaf: Any) -> Any:
-    """What of an argument can change what a block takes. Objects of other kinds are taken to be alike."""
+    """What of an argument can change the memory that a block takes. Other objects of one type are taken to be alike."""
     if isinstance(leaf, Tensor):
         return tuple(leaf.shape), leaf.stride(), leaf.dtype, leaf.device
     return type(leaf)
