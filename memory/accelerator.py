@@ -1,8 +1,8 @@
-"""What torch can say of a device's memory, and do with it, by ability: CUDA, ROCm, XPU, NPU, MLU, MPS and the like.
+"""What torch can tell of a device's memory: CUDA, ROCm, XPU, NPU, MLU, MPS and others, by ability and not by name.
 
-A device's own module, such as ``torch.xpu``, is asked first: older torch has it too. What it lacks is looked for in
-``torch.accelerator`` (torch 2.6; its functions for memory 2.9), which serves backends without a module of their own.
-A device that cannot do something answers None or False, and who asked has to say so.
+A device's own module, such as ``torch.xpu``, is asked first, since older versions of torch have it too. What it lacks
+is looked for in ``torch.accelerator`` (torch 2.6; its functions for memory 2.9), which also serves backends without a
+module of their own. Where a device cannot do something the answer is None or False, and the caller has to say so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# They work in the machine's own memory. An integrated GPU of another make may too, but is given a part of it.
+# Types of devices that use the machine's memory as it is. Other integrated GPUs have a part of it set aside.
 IN_RAM = ("cpu", "mps")
 PEAK_FUNCTIONS = ("memory_allocated", "max_memory_allocated", "reset_peak_memory_stats")
 
@@ -33,7 +33,7 @@ def is_here(device: torch.device) -> bool:
 
 
 def device_name(device: torch.device) -> str:
-    """For people: as its driver calls it, else its type. Of a device that is here."""
+    """For people: its driver's name of it, else its type. The device must be in this machine."""
     if device.type == "cpu":
         return "CPU"
     named = getattr(_own_module(device), "get_device_name", None)
@@ -41,7 +41,7 @@ def device_name(device: torch.device) -> str:
 
 
 def counts_peaks(device: torch.device) -> bool:
-    """Whether the device's allocator keeps the most bytes that were allocated at a time."""
+    """Whether the device's allocator keeps its peak, the most bytes that were allocated at a time."""
     return all(_function(device, name) is not None for name in PEAK_FUNCTIONS)
 
 
@@ -61,7 +61,7 @@ def peak_bytes(device: torch.device) -> int | None:
 
 
 def reset_peak(device: torch.device) -> None:
-    """The peak counts from what is allocated now; does nothing where the device keeps none."""
+    """Sets the peak to what is allocated now; does nothing where the device keeps none."""
     reset = _function(device, "reset_peak_memory_stats")
     if reset is not None:
         reset(device)
@@ -74,7 +74,7 @@ def allocator_statistics(device: torch.device) -> Mapping[str, int]:
 
 
 def synchronise(device: torch.device) -> None:
-    """Waits for what the device was given to do. A CPU is never ahead."""
+    """Waits for all work that was queued on the device; a CPU has none."""
     wait = getattr(_own_module(device), "synchronize", None)
     if device.type == "mps" and wait is not None:
         wait()  # it takes no device
@@ -85,14 +85,14 @@ def synchronise(device: torch.device) -> None:
 
 
 def host_bytes(size: int) -> Tensor:
-    """Host memory as uint8, page-locked where the machine has such memory and gives it."""
+    """Uninitialised host memory (size,), uint8; page-locked where the machine can do that."""
     with contextlib.suppress(RuntimeError, NotImplementedError):
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
     return torch.empty(size, dtype=torch.uint8)
 
 
 def seconds_of(device: torch.device, work: Callable[[], object]) -> float:
-    """Seconds that work on the device's current stream takes: by the device's own clock, if it has one that runs."""
+    """Seconds that work on the device's current stream takes, by the device's own clock where it has one."""
     events = _timing_events(device)
     synchronise(device)
     start = time.perf_counter()
@@ -107,7 +107,7 @@ def seconds_of(device: torch.device, work: Callable[[], object]) -> float:
 
 
 def _timing_events(device: torch.device) -> list[Any]:
-    """Two of them, of the current stream; none where the device has no clock."""
+    """Two events that tell time; none where the device has no clock."""
     make = getattr(_own_module(device), "Event", None)
     with contextlib.suppress(RuntimeError, NotImplementedError, TypeError):
         return [] if make is None else [make(enable_timing=True) for _ in range(2)]
@@ -122,7 +122,7 @@ def _function(device: torch.device, name: str) -> Callable[..., Any] | None:
 
 
 def _own_module(device: torch.device) -> Any:
-    """As ``torch.get_device_module``, which older torch lacks; None for a backend without one."""
+    """As ``torch.get_device_module``, which older versions of torch lack; None for a backend without one."""
     return getattr(torch, device.type, None)
 
 

@@ -1,4 +1,4 @@
-"""What a stretch of work has a device's allocator hand out, beyond what lay there when it began."""
+"""Bytes that a stretch of work has allocated on a device at most, beyond those at its beginning."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from .accelerator import allocator_statistics
 
 
 class Allocated:
-    """Bytes at most beyond a base, from its making on.
+    """The peak above a base, which is what is allocated when the object is made.
 
-    They are those that tensors asked for, where the allocator tells (torch's own does): the rest of a block that it
-    does not split, up to 1 MB of each, is there for the next tensor and depends on what ran before. An allocator of the
-    driver's own says only what it handed out.
+    Where the allocator tells (torch's own does), the bytes that tensors asked for are counted. The remainder of a block
+    that it does not split, up to 1 MB each, is left out: how much that is depends on what ran before. A driver's own
+    allocator tells only what it handed out.
     """
 
     def __init__(self, device: torch.device, lap: Callable[[], None]) -> None:
         """
         Args:
             device: whose allocator keeps its peaks.
-            lap: has torch's peaks begin anew, and keeps those so far for whoever else measures.
+            lap: resets torch's peaks, and keeps those so far for others who measure at the same time.
         """
         self._device, self._lap = device, lap
         self._highest = 0
@@ -36,7 +36,7 @@ class Allocated:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """What is allocated and freed within moves the base: it is somebody else's."""
+        """Within it, the work is somebody else's: what it leaves allocated or frees moves the base."""
         self._highest = self.peak
         before = self._bytes("current")
         try:

@@ -11,21 +11,21 @@ from torch import Tensor
 
 from .accelerator import has_own_memory, host_bytes, is_here, seconds_of
 
-BYTES = 1 << 20  # little, for it lies on the device beside what is there
-COPIES, ROUNDS = 8, 5  # the best round: a link that rested needs a moment to wake
+BYTES = 1 << 20  # few, since they are allocated on the device beside all else
+COPIES, ROUNDS = 8, 5  # the best round counts: an idle link takes a moment to wake up
 _known: dict[torch.device, float] = {}
 
 
 def link_speed(device: torch.device) -> float | None:
-    """Bytes a second between page-locked memory, where there is such, and a device, the slower way.
+    """Bytes a second between page-locked memory, where there is such, and a device, in the slower direction.
 
-    None where nothing is copied, of a device that is not here, and where the device has no room just now: work that
-    has gone well must not fail for want of a figure. What else uses the link meanwhile makes it less.
+    None where nothing is copied, for a device that is not in this machine, and where it has no room at the moment: work
+    that has gone well must not fail for want of a figure. Other traffic on the link lowers the figure.
     """
     if not (has_own_memory(device) and is_here(device)):
         return None
     if device not in _known:
-        # In a thread of its own, which has none of the modes in which tensors are not what they seem.
+        # A thread of its own is outside the caller's torch modes, under which tensors may have no data.
         with ThreadPoolExecutor(1) as alone:
             speed = alone.submit(_measured, device).result()
         if speed is None:
@@ -38,7 +38,7 @@ def _measured(device: torch.device) -> float | None:
     try:
         here, there = host_bytes(BYTES), torch.empty(BYTES, dtype=torch.uint8, device=device)
         module: Any = getattr(torch, device.type, None)
-        # What the device is busy with goes on in its own stream.
+        # On another stream than the work that is under way.
         stream = module.stream(module.Stream(device=device)) if hasattr(module, "Stream") else nullcontext()
         with stream:
             return min(_best(device, there, here), _best(device, here, there))

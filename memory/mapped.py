@@ -1,4 +1,4 @@
-"""Which weights are pages of a file rather than memory of their own."""
+"""Which weights are mapped from a file rather than held in memory of their own."""
 
 from __future__ import annotations
 

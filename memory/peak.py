@@ -22,14 +22,17 @@ from .accelerator import (
 
 SAMPLE_SECONDS = 0.01
 MB = 2**20
-ALLOCATED = "allocated"  # how a source begins that is no guess by the process as a whole
+ALLOCATED = "allocated"  # prefix of a source that counts tensors, and not the process as a whole
 
 
 @dataclass(frozen=True)
 class Peak:
-    """Bytes before and at the highest point, and how they were measured.
+    """Measured memory.
 
     Attributes:
+        before: bytes when the measurement began.
+        highest: bytes at most.
+        source: what was measured and how, for people.
         history: what the device's allocator went through, for people; empty where it does not say.
     """
 
@@ -47,8 +50,8 @@ class PeakMeter:
     """Context manager; :attr:`peak` is set on leaving it, and covers all laps.
 
     Where a device's allocator keeps its peak, torch's statistics of it are reset and read. Elsewhere a thread samples
-    every 10 ms, so a peak shorter than that can be missed: what is allocated on the device, where it says that much;
-    else the process's resident set size, where memory kept from earlier work hides the first bytes of growth.
+    every 10 ms, so a peak shorter than that can be missed. It samples the bytes allocated on the device where that is
+    known, else the process's resident set size, in which memory kept from earlier work hides the first bytes of growth.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -57,7 +60,7 @@ class PeakMeter:
         self._highest = 0  # of earlier laps
 
     def lap(self) -> None:
-        """Has the allocator's own peaks begin anew, for whoever wants those of the stretch that comes."""
+        """Resets the allocator's own peaks, for others who measure the stretch that follows."""
         if counts_peaks(self.device):
             self._highest = max(self._highest, peak_bytes(self.device) or 0)
             reset_peak(self.device)
@@ -117,7 +120,7 @@ def _sampled(device: torch.device) -> str:
 
 
 class _Sampler:
-    """The highest of what a function answers, asked in a thread of its own."""
+    """The highest value of a function that a thread calls again and again."""
 
     def __init__(self, read: Callable[[], int]) -> None:
         self._read = read

@@ -36,7 +36,7 @@ def _peak_numbers(peak: Peak | None) -> dict[str, Any] | None:
 
 
 def _predicted_numbers(prediction: Any) -> dict[str, Any] | None:
-    """``bound``: the work stays within these numbers; else they are what it takes."""
+    """Where ``bound`` is true the work stays within these numbers; otherwise they are what it takes."""
     if prediction is None:
         return None
     sizes = {name: int(getattr(prediction, name)) for name in ("activations", "live", "weights", "peak")}

@@ -64,7 +64,7 @@ class Row:
         signature: of the node and all before it, once a report has seen the row.
         outcome: "running", "done", "interrupted" or "failed".
         meter: of :attr:`peak`, while the work runs.
-        streams: some weights are copied to the device when they are due; :attr:`live` counts those copies.
+        streams: whether some weights are copied to the device when they are due; :attr:`live` counts those copies.
     """
 
     work: str

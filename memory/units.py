@@ -13,7 +13,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_gb(count: float) -> str:
-    """Of a device's whole memory, as "0.88 GB", "7.6 GB", "24 GB": never nothing, however little it is."""
+    """Of a device's whole memory, as "0.88 GB", "7.6 GB", "24 GB"; small amounts are not rounded to zero."""
     if count < GB:
         return f"{count / GB:.2g} GB"
     return f"{round(count / GB, 1 if count < TENTHS_BELOW else 0):g} GB"

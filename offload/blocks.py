@@ -8,15 +8,15 @@ from functools import cached_property
 
 from torch import nn
 
-FEWEST_LAYERS = 2  # with weights; Flux.2's single blocks have no more
-# Lists of a UNet whose entries differ in kind: its first entry is the entrance, others only change the resolution.
+FEWEST_LAYERS = 2  # with weights, in a block; Flux.2's single blocks have no more
+# Lists of a UNet; their entries differ in kind: the first is the entrance, and some only change the resolution.
 UNET_LISTS = ("input_blocks", "output_blocks")
 UNET_MIDDLE = "middle_block"
 
 
 @dataclass(frozen=True)
 class BlockLists:
-    """Where the repeated blocks of a network stand.
+    """The repeated blocks of a network.
 
     Attributes:
         paths: of the blocks' lists, in order of registration.

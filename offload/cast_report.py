@@ -1,4 +1,4 @@
-"""What a casting did, and how to say it."""
+"""What a casting did, as a report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NAMES_SHOWN = 3
 
 @dataclass(frozen=True)
 class CastLayer:
-    """A layer after its turn.
+    """A layer after it was, or was to be, cast.
 
     Attributes:
         layer: what was decided before.
@@ -47,10 +47,10 @@ class CastReport:
         storage: what was asked for.
         compute: dtype of the computation.
         bytes_before: of the whole model.
-        layers: what was decided for each.
-        done: those that had their turn.
+        layers: all of the model's, with what was decided for each.
+        done: those that were processed.
         bytes_after: of the whole model.
-        tensors: in the whole model afterwards, scales left out.
+        tensors: in the whole model afterwards, without scales.
         notes: what else is to be known.
     """
 
@@ -65,11 +65,12 @@ class CastReport:
 
     @property
     def cast(self) -> list[CastLayer]:
+        """Layers that are stored in another way now."""
         return [done for done in self.done if done.stored is not None]
 
     @property
     def saved_bytes(self) -> int:
-        """Of the original that the cast layers no longer use."""
+        """Bytes of the original model that the cast layers no longer use."""
         return sum(done.bytes_before for done in self.cast)
 
     def kept(self) -> dict[str, list[str]]:

@@ -37,7 +37,7 @@ _MLP = re.compile(
 
 
 class LayerKind(Enum):
-    """What holds a layer's weights."""
+    """What a layer is to a cast."""
 
     LINEAR = "linear"
     CONVOLUTION = "convolution"
@@ -50,8 +50,8 @@ class Layer:
 
     Attributes:
         name: path of its module in the network.
-        kind: None where it is none that can be cast.
-        weights: their number.
+        kind: None where it is none of the kinds that can be cast.
+        weights: number of values in its weight.
         block: path of the block it is part of.
         reason: why it stays as it is; None: it is cast.
     """
@@ -123,6 +123,7 @@ def layer_group(name: str, block: str | None) -> str:
 
 
 def cast_layers(layers: Iterable[Layer]) -> list[Layer]:
+    """Those that are cast."""
     return [layer for layer in layers if layer.reason is None]
 
 

@@ -1,4 +1,4 @@
-"""How far a stored weight is from what it was."""
+"""How far a stored weight is from the original."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def sqnr_db(exact: Tensor, stored: Tensor) -> float:
 
 
 def row_parts(weight: Tensor) -> Iterator[slice]:
-    """Slices of a weight's rows, of :data:`PART` values or so each: what is computed of them stays small.
+    """Slices of a weight's rows, of about :data:`PART` values each, so that what is computed from one stays small.
 
-    Rows come in multiples of 128, at which every layout's blocks end.
+    They have multiples of :data:`ROWS` rows, at which every layout's blocks end.
     """
     rows = weight.shape[0]
     if isinstance(weight, FakeTensor):

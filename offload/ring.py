@@ -1,8 +1,8 @@
-"""A ring of bytes: regions are taken one behind the other, and the oldest memory is taken again.
+"""A ring of bytes: regions are taken one behind the other, and the oldest ones are overwritten first.
 
-Weights differ in size and run in a fixed order, so slots of one size would be as large as the largest of them, each. In
-a ring a region takes what it needs, from the end of the one before; where it would reach beyond the end it begins at
-the start, for a weight lies in one piece. Needs nothing but the standard library.
+Weights differ in size and run in a fixed order. Slots of one size would all have to hold the largest of them; in a ring
+a region takes what it needs, from the end of the one before. A weight has to lie in one piece, so that a region which
+would reach beyond the ring's end begins at its start. Needs nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ Token = TypeVar("Token")
 
 @dataclass(eq=False)
 class Region(Generic[Token]):
-    """Bytes ``start`` to ``end``; ``token`` tells when its last use ends, None while that is not known.
+    """Bytes of a ring that are taken.
 
-    ``before`` is where the ring stood before it.
+    Attributes:
+        start, end: offsets in bytes; the end is exclusive.
+        before: where the region before it ended.
+        token: tells when its last use ends; None while that is not known.
     """
 
     start: int
@@ -35,7 +38,7 @@ class Region(Generic[Token]):
 
 
 class Ring(Generic[Token]):
-    """Bookkeeping of ``size`` bytes."""
+    """Which of ``size`` bytes are taken; the memory itself is elsewhere."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -43,25 +46,29 @@ class Ring(Generic[Token]):
         self._regions: list[Region[Token]] = []
 
     def take(self, size: int) -> tuple[Region[Token], list[Token]] | None:
-        """The next region, and the tokens of what used its bytes before; None while some of that is in use."""
+        """The next region of ``size`` bytes, and the tokens of the regions that it overwrites.
+
+        Returns:
+            None while one of those is in use, or if the ring is too small.
+        """
         start = following(self._head, size, self.size)
         region: Region[Token] = Region(start, start + size, self._head)
         overlapped = [other for other in self._regions if region.overlaps(other)]
         tokens = [other.token for other in overlapped if other.token is not None]
         if region.end > self.size or len(tokens) < len(overlapped):
             return None
-        # One that is covered in part may have to be waited for again, for the rest.
+        # A region that is overwritten in part stays: the rest of its bytes has to wait for it too.
         self._regions = [other for other in self._regions if not region.covers(other)]
         self._regions.append(region)
         self._head = region.end
         return region, tokens
 
     def give_back(self, region: Region[Token], token: Token) -> None:
-        """Its bytes may be taken by whoever waits for the token."""
+        """Its bytes may be taken again, by a user that waits for the token."""
         region.token = token
 
     def drop(self, region: Region[Token]) -> None:
-        """Undoes the latest :meth:`take`: nobody has read the region."""
+        """Undoes the latest :meth:`take`, of a region that nothing has read."""
         self._regions.remove(region)
         self._head = region.before
 
@@ -72,7 +79,14 @@ def following(head: int, size: int, ring: int) -> int:
 
 
 def waits(sizes: Iterable[int], ring: int) -> list[int]:
-    """For each of a row of regions that are given back in order, the latest one before whose bytes it takes; -1: none.
+    """What each region has to wait for when regions are taken and given back in the same order.
+
+    Args:
+        sizes: bytes of each region.
+        ring: bytes of the ring.
+
+    Returns:
+        For each the number of the latest region that it overwrites; -1: none.
 
     Raises:
         ValueError: a region is larger than the ring.

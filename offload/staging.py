@@ -1,10 +1,10 @@
 """A ring of memory on the compute device that weights are copied into while earlier layers compute.
 
-It is one flat buffer; weights are views of it. Where the device has streams, copies run on one of their own, and events
-order them against the computation: the compute stream waits for a copy before it reads it, and a copy waits for the
-computation that read what its bytes held before, at first for all that was under way when the buffer was made, since
-its memory may have been another tensor's. When it is closed, or dropped, copies under way end first: neither the
-buffer's memory nor the weights that are read go to anybody else before. Copies overlap only from pinned memory.
+It is one flat buffer; staged weights are views of it. Where the device has streams, copies run on one of their own, and
+events order them against the computation: the compute stream waits for a copy before it reads it, and a copy waits for
+the computation that read the bytes it overwrites. The first copies wait for all that was under way when the buffer was
+made, since its memory may have been another tensor's. Closing or dropping the buffer waits for the copies under way, so
+that neither its memory nor the weights they read are reused before. Copies overlap only from pinned memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from .ring import Region, Ring
 from .streams import compute_stream, copy_stream
 
-ALIGNMENT = 512  # bytes; what torch's allocators round to, so that staged and resident weights take as much
+ALIGNMENT = 512  # bytes; torch's allocators round to as much, so that a weight takes the same staged and resident
 
 
 def flat_bytes(tensor: Tensor) -> int:
@@ -36,12 +36,12 @@ def _parts(tensor: Tensor) -> list[Tensor]:
 
 
 def is_pinned(tensor: Tensor) -> bool:
-    """Whether a weight's memory may be read by the device by itself."""
+    """Whether a weight lies in page-locked memory, which the device can read by itself."""
     return all(part.is_pinned() for part in _parts(tensor))
 
 
 def _fills(tensor: Tensor) -> bool:
-    """Whether a tensor's elements lie without gaps, in whatever order of dimensions."""
+    """Whether a tensor's elements lie without gaps, whatever the order of its dimensions."""
     expected = 1
     for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape) if n > 1):
         if stride != expected:
@@ -51,7 +51,7 @@ def _fills(tensor: Tensor) -> bool:
 
 
 class _InOrder:
-    """In the place of an event where everything runs in order."""
+    """Stands in for an event where everything runs in order."""
 
 
 IN_ORDER = _InOrder()
@@ -63,10 +63,10 @@ class Staged:
     """Weights in the ring.
 
     Attributes:
-        weights: the copies; they hold nothing before :meth:`Staging.ready`.
-        copied: when they do.
-        region: of the ring that they take; None: they stay.
-        began: when the copies did, where that is measured.
+        weights: the copies; not to be read before :meth:`Staging.ready`.
+        copied: the end of the copies.
+        region: of the ring that they take; None: they have a place of their own and stay.
+        began: the start of the copies, where that is measured.
     """
 
     weights: list[Tensor]
@@ -99,7 +99,12 @@ class Staging:
         return self._stream is not None
 
     def copy(self, sources: Sequence[Tensor], timed: bool = False) -> Staged | None:
-        """Starts copying; None while what holds the bytes is in use or has yet to be."""
+        """Starts copying into the ring; None while the bytes that come next are in use, or wait for their use.
+
+        Args:
+            sources: weights, on any device.
+            timed: :attr:`Staged.began` and :attr:`Staged.copied` can tell how long the copies took.
+        """
         taken = self._ring.take(sum(map(flat_bytes, sources)))
         if taken is None:
             return None
@@ -111,20 +116,19 @@ class Staging:
         return Staged(copies, self._moment(self._stream, timed), region, began)
 
     def split(self, kept: int) -> None:
-        """From now on the last ``kept`` bytes are no part of the ring. Nothing is staged, and what was computed with
-        what was is over."""
+        """Makes the ring smaller by the last ``kept`` bytes. Nothing may be staged, and all that was has been read."""
         self._ring = Ring(self.bytes - kept)
 
     def copy_to_stay(self, sources: Sequence[Tensor], offset: int) -> Staged:
-        """Starts copying to a place outside the ring."""
+        """Starts copying to a place outside the ring, ``offset`` bytes from the buffer's start."""
         with self._stream or nullcontext():
             if self._stream is not None:
-                self._stream.wait_stream(compute_stream(self._device))  # of what was there before
+                self._stream.wait_stream(compute_stream(self._device))  # it may still read the bytes
             copies = list(self._copies(sources, offset))
         return Staged(copies, self._moment(self._stream))
 
     def now(self) -> Moment:
-        """This moment of the computation, to be timed."""
+        """This moment of the computation, as an event that tells time where the device has such."""
         return self._moment(compute_stream(self._device) if self._stream is not None else None, timed=True)
 
     def ready(self, staged: Staged) -> None:
@@ -133,13 +137,13 @@ class Staging:
             compute_stream(self._device).wait_event(staged.copied)
 
     def release(self, staged: Staged) -> None:
-        """What was computed so far has read them: their bytes may be taken again."""
+        """The work queued so far is the last to read them; after it their bytes may be taken again."""
         if staged.region is not None:
             stream = compute_stream(self._device) if self._stream is not None else None
             self._ring.give_back(staged.region, self._moment(stream))
 
     def drop(self, staged: Staged) -> None:
-        """Takes the latest copies back, which nobody has read."""
+        """Undoes the latest :meth:`copy`, which nothing has read."""
         if staged.region is not None:
             self._ring.drop(staged.region)
 

@@ -54,7 +54,7 @@ class Stopwatch:
         end.synchronize()
         try:
             return self._read(sizes, end)
-        except (RuntimeError, NotImplementedError):  # a device whose events tell no time
+        except (RuntimeError, NotImplementedError):  # the device's events have no clock
             return None
 
     def _read(self, sizes: dict[str, int], end: Moment) -> CallTimes | None:

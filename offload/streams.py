@@ -1,4 +1,4 @@
-"""Streams of whatever accelerator there is; none where a device works strictly in order."""
+"""Streams of any kind of accelerator; none where a device runs everything in order."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def copy_stream(device: torch.device) -> torch.Stream | None:
 
 
 def compute_stream(device: torch.device) -> torch.Stream:
-    """The stream that the caller's operators go to."""
+    """The stream to which the caller's operators are queued."""
     return torch.accelerator.current_stream(device)

@@ -15,9 +15,9 @@ def copy_structure(root: nn.Module, forget: Collection[str] = ()) -> nn.Module:
     """Modules and parameters of its own, on the storages of ``root``.
 
     Exchanging a layer or a parameter of the copy leaves ``root`` as it was, and so does moving the copy to another
-    device, which writes to parameters. Weights, buffers and other attributes stay shared; lists, dictionaries and
-    sets among the attributes are copied one level deep, and what they or a bound method hold of the tree is led to
-    the copy.
+    device, which writes to parameters. Weights, buffers and other attributes stay shared. Lists, dictionaries and
+    sets among the attributes are copied one level deep; where they or a bound method refer to a module of the tree,
+    the copy's refer to its copy.
 
     Args:
         root: a module tree, shared modules and tied parameters included.

@@ -1,4 +1,4 @@
-"""How much a layer computes, told from the network's structure: multiply-adds of its weights, in relation to others."""
+"""How much each layer computes, estimated from the network's structure: multiply-adds of its weights, relatively."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import nn
 
 from .blocks import UNET_LISTS, BlockLists, block_lists
 
-# Weights that only the text's tokens go through, a tenth or so of the picture's.
+# Weights that are multiplied with the text's tokens alone, of which there are about a tenth of the picture's.
 TEXT_SIDE = re.compile(r"(^|\.)(txt_|context_block\.|add_[qkv]_|to_add_|attn_?mod_context)")
 TEXT_SHARE = 0.1
-# Weights that are multiplied with one vector of the whole picture: its time, its modulation.
+# Weights that are multiplied with one vector for the whole picture, as its time and its modulation.
 VECTOR_SIDE = re.compile(
     r"(^|[._])(mod(ulation)?(?-i:_?[A-Z]+)?|adaln\w*|emb_layers|time_\w*|t_embedder|vector_in|guidance_in|label_emb|"
     r"y_embedder|distilled_guidance_layer)(\.|_|$)",

@@ -1,6 +1,6 @@
-"""What work would take, found by running it without data, and the plans that follow.
+"""What work would take, found by running it without data, and plans that are chosen by it.
 
-Nothing here is drawn or put into words: that is `memory/render`.
+Charts and text made of predictions are in `memory/render`, not here.
 """
 
 from .calibration import Calibration, Collecting

@@ -1,9 +1,9 @@
-"""What a card's own convolutions hold inside, measured once and kept: it takes the place of the documented rule.
+"""Bytes that a card's convolution kernels allocate while they run, measured once and kept in place of the rule.
 
-cuDNN chooses a kernel by shape, dtype and layout, and no document says how much memory that kernel takes. Each
-convolution that a prediction met is run once alone, and the allocator says the rest. It is about CUDA's libraries by
-name: other devices have no rule to replace. Not measured on a GPU yet: what was tested without one is the refusal, the
-file, and that predictions use what is in it.
+cuDNN chooses a kernel by shape, dtype and layout, and how much memory that kernel takes is documented nowhere. Each
+convolution that a prediction met is run once alone, and its peak is read from the allocator. Only CUDA's libraries are
+measured: other devices have no rule to replace. Not measured on a GPU yet: what was tested without one is the refusal,
+the file, and that predictions use what is in it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ log = logging.getLogger(__name__)
 
 SECONDS = 60.0
 PRODUCT_SIDE = 1024
-SEVERAL = 8  # measured convolutions tell of the others
+SEVERAL = 8  # measured convolutions are enough to judge the others by
 # (a convolution, a device) -> bytes that its kernel holds while it runs.
 ConvolutionMeter = Callable[[ConvolutionCall, torch.device], int]
 
 
 @dataclass(frozen=True)
 class Key:
-    """What a measurement holds for: another version of a library may choose other kernels."""
+    """The card and the libraries that a measurement is valid for: other versions may choose other kernels."""
 
     card: str
     torch_version: str
@@ -58,9 +58,9 @@ class Calibration:
     """What was measured on a card.
 
     Attributes:
-        convolutions: bytes by signature.
+        convolutions: bytes by signature, a :class:`ConvolutionCall` as text.
         product: bytes that cuBLAS keeps; None: not measured.
-        left: signatures that there was no time for.
+        left: signatures that were not measured for lack of time.
         failed: signatures that the card could not run, with the reason.
     """
 
@@ -71,11 +71,11 @@ class Calibration:
 
     @property
     def holds_nothing(self) -> bool:
-        """Whether not one of several convolutions held anything: then this card's library has no such kernels."""
+        """Whether none of several convolutions took anything: then this card's library has no such kernels."""
         return len(self.convolutions) >= SEVERAL and not any(self.convolutions.values())
 
     def workspaces(self, otherwise: Workspaces = DOCUMENTED) -> Workspaces:
-        """For predictions; what was not measured is as in ``otherwise``, or nothing if all else was."""
+        """For predictions. What was not measured is as in ``otherwise``, or 0 where :attr:`holds_nothing`."""
         if self.holds_nothing:
             otherwise = replace(otherwise, convolution=0.0, pointwise_convolution=0.0)
         product = otherwise.product if self.product is None else self.product
@@ -96,7 +96,7 @@ class Collecting(Workspaces):
 
 
 def by_rule(convolution: ConvolutionCall, card: Card, workspaces: Workspaces = DOCUMENTED) -> int:
-    """Bytes that a prediction takes a convolution to hold inside."""
+    """Bytes that a prediction assumes a convolution's kernel to take."""
     arguments = convolution.arguments(torch.device("meta"))
     out = torch.convolution(*arguments)
     return workspaces.hidden(card)(torch.ops.aten.convolution.default, arguments, {}, out)
@@ -108,13 +108,13 @@ def by_rule(convolution: ConvolutionCall, card: Card, workspaces: Workspaces = D
 def calibrate(
     signatures: Iterable[str], device: torch.device, seconds: float = SECONDS, meter: ConvolutionMeter | None = None
 ) -> Calibration:
-    """Runs each convolution once alone, the largest first: it is theirs that make peaks.
+    """Runs each convolution once alone, the largest first, since peaks are theirs.
 
     Args:
         signatures: of convolutions, as :class:`Collecting` notes them.
-        device: a CUDA device. Each needs there what the predicted work needs at that point, and no more.
-        seconds: after them no further one is begun.
-        meter: measures one; what torch's CUDA allocator says if None.
+        device: a CUDA device. A convolution takes no more of it than the predicted work does at that point.
+        seconds: after which no further convolution is begun.
+        meter: measures one; None: by torch's CUDA allocator.
 
     Raises:
         ValueError: the device is not CUDA's and there is no meter, or a signature of another form.
@@ -141,7 +141,7 @@ def _elements(convolution: ConvolutionCall) -> int:
 
 @torch.no_grad()
 def convolution_bytes(convolution: ConvolutionCall, device: torch.device) -> int:
-    """The allocator's peak of one call, without input, weight and result."""
+    """The allocator's peak during one call, in bytes without input, weight and result."""
     arguments = convolution.arguments(device)
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -155,9 +155,9 @@ def convolution_bytes(convolution: ConvolutionCall, device: torch.device) -> int
 
 @torch.no_grad()
 def product_bytes(device: torch.device) -> int:
-    """Bytes that stay allocated after products with and without a bias: cuBLAS's and cublasLt's own."""
+    """Bytes that cuBLAS and cublasLt keep allocated after a product without and one with a bias."""
     forget = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-    if forget is not None:  # what earlier products left
+    if forget is not None:  # workspaces of earlier products
         forget()
     x = torch.ones(PRODUCT_SIDE, PRODUCT_SIDE, dtype=torch.float16, device=device)
     before = torch.cuda.memory_allocated(device)
@@ -171,7 +171,7 @@ def product_bytes(device: torch.device) -> int:
 
 
 def save(path: Path, key: Key, found: Calibration) -> None:
-    """Adds what was measured to a file; what it says of other cards and of other convolutions stays.
+    """Adds measurements to a file; entries of other cards and of other convolutions stay.
 
     Raises:
         OSError: it cannot be written.
@@ -187,7 +187,8 @@ def save(path: Path, key: Key, found: Calibration) -> None:
 
 
 def load(path: Path, key: Key) -> Calibration | None:
-    """What a file says of a card with these libraries; None if nothing that can be used, with a line in the log."""
+    """The measurements that a file has for a card with these libraries; None if it has none, or unusable ones, which
+    are logged."""
     entry = _content(path).get(str(key))
     if entry is None:
         return None

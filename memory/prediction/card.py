@@ -26,10 +26,10 @@ class Card:
         total: bytes of memory.
         capability: compute capability of an NVIDIA card, None for anything else.
         reserved: bytes that the driver and the host keep for themselves.
-        threads: of a CPU; its attention kernels have a buffer each.
-        found: bytes that the host finds, where ``total`` is less by the user's wish; 0: the total.
-        plain: operators that a library has made of Python functions have no kernels of their own here, and run as the
-            operators that they are made of.
+        threads: of a CPU, whose attention kernel has a buffer for each.
+        found: bytes that the host sees, where the user asked for a smaller ``total``; 0: the total.
+        plain: whether custom operators that a library wrote in Python have no kernels of their own on it, and run as
+            the operators that they call.
     """
 
     name: str
@@ -43,12 +43,12 @@ class Card:
 
     @property
     def seen(self) -> int:
-        """Bytes by which the host decides, of itself, what to do at once."""
+        """Bytes of memory by which the host makes its own decisions."""
         return self.found or self.total
 
     @property
     def title(self) -> str:
-        """With the memory that is reckoned with."""
+        """Name and memory, for people."""
         return describe_device(self.name, self.device, self.total)
 
     @property
@@ -58,13 +58,13 @@ class Card:
 
     @property
     def is_cuda(self) -> bool:
-        """Whether CUDA's kernels and libraries run on it (or ROCm's, by the same name): what they hold inside is
-        documented for them alone."""
+        """Whether CUDA's kernels and libraries run on it, or ROCm's, which go by the same name: for no others is it
+        documented how much memory kernels take."""
         return self.device.type == "cuda"
 
     @property
     def opens(self) -> bool:
-        """Whether such operators are to be followed inside."""
+        """Whether predictions follow custom operators into the operators that they call."""
         return self.plain or self.device.type == "cpu"
 
     @property
@@ -74,7 +74,7 @@ class Card:
 
 
 def describe_device(name: str, device: torch.device, total: int) -> str:
-    """A device and its memory, whichever that is, as "RTX 3060, 12 GB" or "CPU, 31 GB RAM"."""
+    """A device and its memory, its own or the machine's, as "RTX 3060, 12 GB" or "CPU, 31 GB RAM"."""
     return f"{name}, {format_gb(total)}{'' if has_own_memory(device) else ' RAM'}"
 
 

@@ -1,4 +1,4 @@
-"""A convolution by all that its kernel is chosen by, as one line of text and back."""
+"""All by which the kernel of a convolution is chosen, as one line of text and back."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ class ConvolutionCall:
         dtype: of input and weight.
         x, weight: shapes, (B, C, ...) and (C', C / groups, ...).
         x_layout, weight_layout: "contiguous" or "channels_last".
+        stride, padding, dilation: one number for each spatial dimension.
         transposed: its output padding if it is transposed, else None.
     """
 
@@ -46,7 +47,7 @@ class ConvolutionCall:
 
     @classmethod
     def of(cls, args: tuple[Any, ...]) -> ConvolutionCall:
-        """By the arguments of ``aten.convolution``."""
+        """From the arguments of ``aten.convolution``."""
         x, weight, _, stride, padding, dilation, transposed, output_padding, groups = args
         return cls(
             x.dtype, tuple(x.shape), _layout(x), tuple(weight.shape), _layout(weight),

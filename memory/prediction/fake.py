@@ -16,7 +16,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def fake_mode() -> FakeTensorMode:
-    """Within it, operators compute shapes only. Real tensors that meet fake ones are taken for fake as well."""
+    """Within it, operators compute shapes only. Real tensors that meet fake ones are treated as fake too."""
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
@@ -29,7 +29,7 @@ def fake_tensor(tensor: Tensor, device: torch.device) -> Tensor:
         names, context = tensor.__tensor_flatten__()
         parts = {name: fake_tensor(getattr(tensor, name), device) for name in names}
         return type(tensor).__tensor_unflatten__(parts, context, tensor.shape, tensor.stride())
-    # Those that know their number are made anew: it would be computed with, on a device that is not there.
+    # A fake tensor that knows its value is made anew: torch would compute with it, on a device that is not there.
     if isinstance(tensor, FakeTensor) and tensor.device.type == device.type and tensor.constant is None:
         return tensor
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
@@ -59,12 +59,12 @@ def fake_copy(module: Module, mode: FakeTensorMode, device: torch.device, memo: 
         memo[id(buffer)] = _fake(buffer, mode, device)
     for value in _plain_tensors(module):
         memo.setdefault(id(value), _fake(value, mode, value.device))
-    # Outside: tensors in places that are not walked here are small, and copied as they are.
+    # Outside the mode: tensors in other places, which are not found here, are small and copied as they are.
     return copy.deepcopy(module, memo)
 
 
 def _fake(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tensor:
-    """As :func:`fake_tensor`, without going through the dispatcher: a model has thousands of them."""
+    """As :func:`fake_tensor`, but without torch's dispatcher, which is slow for a model's thousands of tensors."""
     if is_traceable_wrapper_subclass(tensor):
         with mode:
             return fake_tensor(tensor.data, device)
@@ -78,7 +78,7 @@ def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
 
 
 def name_modules(module: nn.Module, running: list[str]) -> None:
-    """Has a module of ours keep the paths of its running parts in ``running``, outermost first."""
+    """Has a module keep the paths of its running parts in ``running``, outermost first. For a copy of our own."""
     for path, part in module.named_modules():
         part.register_forward_pre_hook(_entering(running, path))
         part.register_forward_hook(_leaving(running), always_call=True)

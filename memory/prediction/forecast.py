@@ -1,4 +1,4 @@
-"""Predictions of a workflow's stages put together: what fits on a card, what streams, what does not fit."""
+"""The predictions of a workflow's stages together: what fits on a card, what is streamed, what does not fit."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from enum import Enum
 from .card import Card
 from .predict import Prediction
 
-# Allocators and kernels differ a little from what is documented: how far a prediction may be off, as a share. What a
-# GPU's kernels hold inside is known least.
+# How far a prediction may be off, as a share: allocators and kernels differ a little from what is documented, most of
+# all a GPU's kernels.
 SPREAD_CPU, SPREAD_GPU = 0.02, 0.1
 
 
@@ -24,15 +24,15 @@ class Verdict(Enum):
 
 @dataclass(frozen=True)
 class Stage:
-    """One stretch of a workflow that has the card to itself.
+    """One part of a workflow that has the card to itself.
 
     Attributes:
         work: "text", "encode", "sampling" or "decode".
         prediction: its bytes.
         weights: of its model, as it is stored.
         least_weights: bytes of weights without which it cannot run: what cannot be streamed, and the largest layer.
-        budget: bytes its weights may take, if a node says so.
-        method: how it is done, where there is a choice.
+        budget: bytes its weights may take, where a node limits them; None: no limit.
+        method: how it is done, where there is a choice; otherwise empty.
         doubt: why the activations are the host's estimate and not a prediction; empty where they are predicted.
     """
 
@@ -46,23 +46,26 @@ class Stage:
 
     @property
     def activations(self) -> int:
+        """Bytes beside the weights, those that libraries keep included."""
         return self.prediction.activations + self.prediction.constant
 
     @property
     def resident(self) -> int:
-        """Weights on the card where nothing else limits them."""
+        """Bytes of weights on the card, if only the budget limits them."""
         return self.weights if self.budget is None else max(self.least_weights, min(self.weights, self.budget))
 
     @property
     def peak(self) -> int:
+        """Bytes at most."""
         return self.resident + self.activations
 
     @property
     def least(self) -> int:
+        """Bytes at most with everything streamed that can be."""
         return self.least_weights + self.activations
 
     def spread(self, card: Card) -> tuple[int, int]:
-        """Between which bytes the activations are expected: tensors alone, and all with what kernels may add."""
+        """Bytes between which the activations are expected: tensors alone, and with all that kernels may add."""
         share = SPREAD_CPU if card.device.type == "cpu" else SPREAD_GPU
         low = min(self.prediction.live, self.prediction.activations) + self.prediction.constant
         return low, int(self.activations * (1 + share))
@@ -86,16 +89,17 @@ class Forecast:
 
     @property
     def allowed(self) -> int:
+        """Bytes of the card that may be used."""
         return int(self.limit * self.card.total)
 
     @property
     def peak(self) -> int:
-        """With each stage's own weights on the card whole (or up to their budget)."""
+        """Bytes at most, with all of each stage's weights on the card, or as many as its budget allows."""
         return max((stage.peak for stage in self.stages), default=0)
 
     @property
     def least(self) -> int:
-        """With all streamed that can be."""
+        """Bytes at most with everything streamed that can be."""
         return max((stage.least for stage in self.stages), default=0)
 
     @property
@@ -104,12 +108,12 @@ class Forecast:
 
     @property
     def ram_needed(self) -> int:
-        """The weights of all models; the work as well on a device that has no memory of its own, such as a CPU."""
+        """Bytes: the weights of all models, and the activations too on a device without memory of its own, as a CPU."""
         weights = sum(stage.weights for stage in self._models())
         return weights if self.card.has_own_memory else weights + self.activations
 
     def _models(self) -> Iterator[Stage]:
-        """A stage a model: encode and decode share theirs."""
+        """One stage for each model: encode and decode share one."""
         seen = set()
         for stage in self.stages:
             model = "vae" if stage.work in ("encode", "decode") else stage.work
@@ -123,7 +127,7 @@ class Forecast:
         return max(self.stages, key=lambda stage: stage.peak, default=None)
 
     def streamed(self, stage: Stage) -> int:
-        """Bytes that come over the bus each time the stage's model runs."""
+        """Bytes of weights that are copied to the card each time the stage's model runs."""
         room = max(self.allowed - stage.activations, 0)
         resident = min(stage.resident, room) if stage.least <= self.allowed else stage.resident
         return max(0, stage.weights - resident)

@@ -1,4 +1,4 @@
-"""Which of torch's attention kernels a card would take, without the card."""
+"""Which of torch's attention kernels would run on a card, told without the card."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .card import Card
 
 aten = torch.ops.aten
 HALF = (torch.float16, torch.bfloat16)
-KERNELS = ("cudnn", "flash", "efficient", "math")  # in the order they are asked
+KERNELS = ("cudnn", "flash", "efficient", "math")  # the first that can takes the call
 WIDEST_CUDNN, WIDEST_CUDNN_HOPPER, WIDEST_FLASH = 128, 256, 256
 
 

@@ -1,4 +1,4 @@
-"""Follows every storage on a device from its birth to its death: the bytes alive at once, and where they are most."""
+"""Follows every storage on a device from allocation to release: the bytes alive at once, and where they are most."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class _Peaks(NamedTuple):
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts bytes of the storages on one type of device; for real tensors and for those without data.
+    """Counts bytes of the storages on one type of device, for real tensors and for those without data.
 
     Storages are followed by weak references, so that a tensor counts until the last view of it is gone. Operators that
-    are made of others are opened: under inference mode they come here whole, with their inner tensors unseen.
+    are made of others are decomposed: under inference mode they arrive whole, with their inner tensors unseen.
 
     Attributes:
         live: bytes alive now.
-        peak: the most at once, what kernels hold inside included.
-        live_peak: the most at once of what tensors hold.
-        peak_operator: what ran then.
-        peak_module: the innermost module that ran then, where :attr:`modules` says.
+        peak: the most bytes at once, those that kernels allocate while they run included.
+        live_peak: the most bytes at once of tensors alone.
+        peak_operator: what ran at the peak.
+        peak_module: the innermost module that ran at the peak, where :attr:`modules` says.
         timeline: live bytes after each operator.
         flops: floating point operations of products, convolutions and attention so far, where they are counted.
-        modules: paths of the modules that are running; whoever runs them keeps it.
+        modules: paths of the modules that are running, outermost first; kept up to date by who runs them.
     """
 
     def __init__(
@@ -49,8 +49,8 @@ class LiveBytes(TorchDispatchMode):
             device_type: whose storages count.
             granularity: bytes a storage is rounded up to.
             hidden: bytes that a kernel holds only while it runs: (operator, args, kwargs, result) -> bytes.
-            opens: operators that a library has made of Python functions are followed inside; None: on a CPU, where
-                they are made of torch's.
+            opens: whether custom operators that a library wrote in Python are followed into the operators that they
+                call; None: on a CPU, where those are torch's.
         """
         super().__init__()
         self._opens = device_type == "cpu" if opens is None else opens
@@ -71,7 +71,7 @@ class LiveBytes(TorchDispatchMode):
                 self._add(tensor)
 
     def leave_out(self, tensors: Iterable[Any]) -> None:
-        """These belong to somebody else: they and their views are not counted."""
+        """Does not count these tensors and their views, which belong to somebody else."""
         self._others = [
             inner.untyped_storage() for one in tensors if isinstance(one, Tensor) for inner in inner_tensors(one)
         ]
@@ -97,7 +97,7 @@ class LiveBytes(TorchDispatchMode):
         return forget
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operator that is not made of others, unless it is a Python function whose own operators are seen."""
+        """Runs an operator that is not made of others; a custom one written in Python with its operators followed."""
         function = _python_function(func) if self._opens else None
         if function is None:
             return func(*args, **kwargs)
@@ -124,19 +124,19 @@ class LiveBytes(TorchDispatchMode):
         return result
 
     def begin_stretch(self) -> _Peaks:
-        """From here on, peaks are those of a stretch; what they were so far is for :meth:`end_stretch`."""
+        """From here on, peaks are those of a stretch of the work. Returns those so far, for :meth:`end_stretch`."""
         so_far = _Peaks(self.peak, self.live_peak, self.peak_operator, self.peak_module)
         self.peak = self.live_peak = self.live
         return so_far
 
     def end_stretch(self, so_far: _Peaks) -> None:
-        """Peaks are those of the whole again."""
+        """Peaks are those of the whole work again."""
         if so_far.peak >= self.peak:
             self.peak, self.peak_operator, self.peak_module = so_far.peak, so_far.operator, so_far.module
         self.live_peak = max(self.live_peak, so_far.live_peak)
 
     def reach(self, peak: int, operator: str, module: str) -> None:
-        """Work that is known to reach a peak from here, and is not followed."""
+        """Counts work that is not followed, since it is known to reach a peak."""
         self.timeline.append(peak)
         if peak > self.peak:
             self.peak, self.peak_operator, self.peak_module = peak, operator, module
@@ -150,8 +150,8 @@ def inner_tensors(tensor: Tensor) -> Iterable[Tensor]:
 
 
 def _python_function(func: Any) -> Callable[..., Any] | None:
-    """What an operator runs that a library has made of a Python function, such as unpacking quantised weights; None for
-    others. On a CPU such a function is made of torch's operators; on a GPU it may start kernels of its own."""
+    """The function of a custom operator that a library wrote in Python, such as unpacking quantised weights; None for
+    other operators. On a CPU such a function calls torch's operators; on a GPU it may start kernels of its own."""
     try:
         from torch._library.custom_ops import OPDEFS
     except ImportError:  # torch keeps them elsewhere then: their inner tensors are not seen
@@ -162,14 +162,14 @@ def _python_function(func: Any) -> Callable[..., Any] | None:
 
 
 def dispatch_key(device_type: str) -> str:
-    """torch's key of the kernels for a type of device; backends from outside of torch, as "npu", share one."""
+    """torch's dispatch key of a type of device; backends from outside torch, as "npu", share one."""
     renamed = torch._C._get_privateuse1_backend_name()
     return "PrivateUse1" if device_type == renamed else device_type.upper()
 
 
 def _by_its_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The operators that it is made of where no mode looks on: torch has other formulas for compilers, and keeps from
-    writing into what a mode sees."""
+    """Runs the operators that an operator is made of when no mode watches. Under a mode torch takes other formulas,
+    which are meant for compilers and never write in place."""
     if func is torch.ops.aten.linear.default and not kwargs and len(args) == 3 and args[2] is not None:
         x, weight, bias = args
         if x.ndim > 3 or (x.ndim == 3 and not x.is_contiguous()):

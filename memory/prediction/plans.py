@@ -1,4 +1,4 @@
-"""Ways to sample and decode on a card, and which of those that fit loses least and takes least time."""
+"""Ways to sample and decode on a card; of those that fit, the one with the least loss that takes the least time."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 from .card import Card
 from .forecast import Forecast, Stage
 
-# Typical speeds by compute capability, for 16 bits: they put plans in order and promise nothing. Operations a second
-# that a sampler reaches, and bytes a second from pinned memory over the link these cards usually have.
+# Typical speeds by compute capability, in 16 bits, good for putting plans in order and no more: operations a second
+# that a sampler reaches, and bytes a second from pinned memory over the link that such cards usually have.
 SPEEDS = {
     (7, 5): (25e12, 12e9), (8, 0): (150e12, 24e9), (8, 6): (35e12, 24e9), (8, 9): (100e12, 24e9),
     (9, 0): (400e12, 50e9), (12, 0): (150e12, 50e9),
 }  # fmt: skip
 USUAL_SPEED = (50e12, 24e9)
-# What a choice costs in compute: a smaller batch, weights that are brought to their dtype for each product, a loop
-# over tiles of keys in place of a kernel.
+# Factors of compute that choices cost: smaller batches, weights converted for each product, a loop over tiles of keys
+# in place of one kernel.
 IN_TURNS, CAST, ONLINE = 1.03, 1.05, 1.5
 
 
 class Loss(IntEnum):
-    """EXACT: up to float rounding. NEAR_EXACT: 30 dB and more on the weights. APPROXIMATE: visible beside it."""
+    """EXACT: up to float rounding. NEAR_EXACT: 30 dB or more on the weights. APPROXIMATE: visible in comparison."""
 
     EXACT = 0
     NEAR_EXACT = 1
@@ -41,10 +41,10 @@ class SamplingPlan:
         stage: what it takes; its ``weights`` are those of the storage.
         attention: backend; empty: as it is.
         in_turns: whether conditionings are computed one after the other.
-        storage: weights are cast to; empty: as they are.
-        loss: what that does to the picture.
+        storage: that weights are cast to; empty: as they are.
+        loss: what the storage does to the picture.
         staging: bytes of weights to set aside so that blocks can be prefetched; None: they cannot be.
-        fixed: the budget is a node's own and stays.
+        fixed: whether the budget was set by a node, and stays.
     """
 
     stage: Stage
@@ -56,23 +56,24 @@ class SamplingPlan:
     fixed: bool = False
 
     def fits(self, allowed: int) -> bool:
+        """Whether it can run in so many bytes."""
         return (self.stage.peak if self.fixed else self.stage.least) <= allowed
 
     def budget(self, allowed: int) -> int | None:
-        """Bytes that the weights may take; None: all of them fit, or a node has said how many."""
+        """Bytes that the weights may take; None: all of them fit, or a node has set the budget."""
         room = allowed - self.stage.activations
         return None if self.fixed or room >= self.stage.weights else room
 
     def prefetches(self, card: Card, allowed: int) -> bool:
-        """Whether copying blocks ahead is the faster way of streaming."""
+        """Whether copying blocks ahead of their use is at least as fast as copying them when they are due."""
         return self._ahead(card, allowed) <= self._between(card, allowed)
 
     def seconds(self, card: Card, allowed: int) -> float:
-        """About what a step takes."""
+        """About what a sampling's step takes; for comparing plans."""
         return min(self._ahead(card, allowed), self._between(card, allowed))
 
     def settled(self, allowed: int) -> Stage:
-        """The stage with the plan's budget."""
+        """The stage, limited to the plan's budget."""
         budget = self.budget(allowed)
         return self.stage if budget is None else replace(self.stage, budget=budget)
 
@@ -114,7 +115,7 @@ def choose(plans: Sequence[SamplingPlan], card: Card, allowed: int) -> SamplingP
 
 
 def nearest(plans: Sequence[SamplingPlan]) -> SamplingPlan:
-    """The plan that needs least."""
+    """The plan that can do with the least memory."""
     return min(plans, key=lambda plan: plan.stage.least)
 
 
@@ -127,9 +128,9 @@ class VAEPlan:
     """One way to decode.
 
     Attributes:
-        stage: what it takes; None where the work cannot be predicted below its least.
-        settings: of the VAE, whatever the host's side makes of them; None: as its own node says.
-        loss: what that does to the picture.
+        stage: what it takes; None where the budget is below the least that can be predicted.
+        settings: of the VAE, for the host's side alone; None: as its own node says.
+        loss: what they do to the picture.
         refusal: why it does not fit, from the planner of strips.
     """
 

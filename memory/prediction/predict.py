@@ -37,17 +37,17 @@ class Prediction:
 
     Attributes:
         weights: on the device before it starts.
-        activations: at the peak, above the weights; what kernels hold inside included.
+        activations: at the peak, above the weights; what kernels allocate while they run included.
         live: the same of tensors alone.
-        constant: what libraries hold on to throughout, such as cuBLAS's workspace.
+        constant: what libraries keep throughout, such as cuBLAS's workspace.
         operator, module: what runs at the peak.
         timeline: live bytes above the weights, evenly spread over the operators.
         operators: how many ran.
         kernels: attention calls by torch's kernel, on a CUDA card.
         flops: floating point operations of products, convolutions and attention.
-        calls: of the model, for guidance that is not computed together.
-        seconds: the prediction took.
-        bound: it is a plan that the work stays within, and not followed to the byte.
+        calls: of the model in a step, more than one for guidance that is not computed together.
+        seconds: that the prediction took.
+        bound: whether the work stays within these bytes by a plan, and was not followed to the byte.
     """
 
     weights: int
@@ -66,11 +66,12 @@ class Prediction:
 
     @property
     def peak(self) -> int:
+        """Bytes at most."""
         return self.weights + self.activations + self.constant
 
 
 class CannotPredict(Exception):
-    """The work looks at its data, or does not run without; the message names the operator and the module."""
+    """The work depends on its data, or fails without them; the message names the operator and the module."""
 
 
 def predict(
@@ -85,14 +86,14 @@ def predict(
     """Follows ``work`` through its operators.
 
     Args:
-        mode: what the tensors were faked in.
-        card: where the work would run. Its tensors are on a device of that type.
-        weights: tensors that are there already.
-        work: called once; what it returns counts until it is done. It gets the tracker, whose ``live`` answers how
-            much memory would be free by then.
-        workspaces: what kernels hold inside.
+        mode: in which the tensors were faked.
+        card: where the work would run; its tensors claim to be on a device of that type.
+        weights: tensors that are on the card before it starts.
+        work: called once; what it returns counts until it is done. It gets the tracker, whose ``live`` tells how much
+            memory would be taken at that moment.
+        workspaces: bytes that kernels allocate while they run.
         repeats: of the module that the work runs.
-        given: what the work gets from elsewhere, which holds on to it.
+        given: tensors that the work gets from its caller, who keeps them; they are not counted.
 
     Raises:
         CannotPredict: an operator whose result or shape depends on data, or code that fails without them.
@@ -108,7 +109,7 @@ def predict(
         tracker.leave_out(tree_leaves(given))
         tracker.add(tree_leaves(list(weights)))
         held = tracker.peak = tracker.live
-        if card.is_cuda:  # elsewhere torch, which runs there, chooses the kernel by itself
+        if card.is_cuda:  # elsewhere this machine's torch chooses the same kernel by itself
             stack.enter_context(fused)
         stack.enter_context(tracker)
         try:
@@ -116,7 +117,7 @@ def predict(
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise CannotPredict(f"{error.func} depends on data{_where(tracker)}") from error
         except (RuntimeError, TypeError, NotImplementedError, AttributeError, KeyError) as error:
-            # Code that does not take tensors without data, or inputs that it would not take with data either.
+            # The code cannot handle tensors without data, or the inputs are wrong with data too.
             said = str(error).strip().partition("\n")[0]
             raise CannotPredict(f"{type(error).__name__}{_where(tracker)}: {said}") from error
     return Prediction(
@@ -139,7 +140,7 @@ def _where(tracker: LiveBytes) -> str:
 
 
 class _WithoutData(LiveBytes):
-    """Counts operations, and mends what torch (2.11) says of tensors without data and does not do with real ones."""
+    """Counts operations, and corrects where torch (2.11) treats tensors without data differently from real ones."""
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = super().run(func, args, kwargs)
@@ -153,7 +154,7 @@ class _WithoutData(LiveBytes):
 
 
 def _thinned(timeline: Iterable[int], held: int) -> tuple[int, ...]:
-    """The highest of each of some equal stretches."""
+    """The highest point of each of up to :data:`TIMELINE_POINTS` equal stretches, above ``held``."""
     points = list(timeline)
     step = max(1, -(-len(points) // TIMELINE_POINTS))
     return tuple(max(points[at : at + step]) - held for at in range(0, len(points), step))

@@ -1,4 +1,4 @@
-"""What kernels hold only while they run: documented constants, which a calibration on the card replaces."""
+"""Bytes that kernels hold only while they run: documented constants, which a calibration on the card replaces."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .convolution import ConvolutionCall, is_channels_last
 aten = torch.ops.aten
 MiB = 2**20
 HALF = (torch.float16, torch.bfloat16)
-# A convolution with fewer values than this goes past oneDNN, to one that unfolds its input.
+# With fewer values than this a convolution is not run by oneDNN but by a kernel that unfolds its input.
 ONEDNN_FROM = 20480
 
 
 @dataclass(frozen=True)
 class Workspaces:
-    """Bytes beyond inputs and result, by kernel.
+    """Bytes that kernels take beyond inputs and result.
 
     Attributes:
-        convolution: times the bytes of input, weight and result together, on a CUDA device: cuDNN's kernels for half
-            precision and TF32 work on copies in another layout.
+        convolution: of a convolution on a CUDA device, as a multiple of the bytes of input, weight and result together:
+            cuDNN's kernels for half precision and TF32 work on copies in another layout.
         pointwise_convolution: the same for kernels of one pixel.
         channels_last: whether convolutions whose tensors are in that layout already are counted too.
         product: bytes that cuBLAS keeps from its first product on; None: by the card's generation.
-        measured: bytes by a :class:`ConvolutionCall` as text, from a calibration; they come before the rule.
+        measured: bytes by :class:`ConvolutionCall` as text, from a calibration; they take precedence over the rule.
     """
 
     convolution: float = 1.0
@@ -40,7 +40,7 @@ class Workspaces:
     measured: dict[str, int] = field(default_factory=dict)
 
     def constant(self, card: Card) -> int:
-        """Bytes that are held from the first kernels on, by cuBLAS; of other libraries nothing is documented."""
+        """Bytes that cuBLAS keeps from its first kernel on; for other libraries nothing is documented."""
         if not card.is_cuda:
             return 0
         if self.product is not None:
@@ -59,7 +59,7 @@ class Workspaces:
         return inside
 
     def _rules(self, card: Card) -> dict[Any, Callable[[tuple[Any, ...], Any], int]]:
-        """Of cuDNN's and torch's own kernels on CUDA, and of a CPU's. What others hold inside nobody documents."""
+        """Of cuDNN's and torch's own kernels on CUDA, and of a CPU's; for others nothing is documented."""
         if card.device.type == "cpu":
             return _on_cpu(card.threads)
         return self._on_cuda() if card.is_cuda else {aten._safe_softmax.default: _safe_softmax}
@@ -97,7 +97,7 @@ def _accumulator(args: tuple[Any, ...], result: Any) -> int:
 
 
 def _safe_softmax(args: tuple[Any, ...], out: Tensor) -> int:
-    """It has a mask of what is -inf beside its result, unseen by any mode."""
+    """It holds a mask of the values that are -inf beside its result, which no mode sees."""
     return out.numel()
 
 
@@ -130,7 +130,7 @@ def _cpu_convolution(args: tuple[Any, ...], out: Tensor, threads: int) -> int:
         return 0 if kernel == 1 else x.shape[1] * kernel * (out.numel() // out.shape[1]) * x.element_size()
     if is_channels_last(x):
         return 2 * _bytes(weight)
-    # Copies in blocks of channels, of input and weight first, then of the result. A few channels stay as they are.
+    # Copies in blocks of channels: of input and weight first, then of the result. Fewer than 8 channels are not copied.
     of_input = _bytes(x) if x.shape[1] >= 8 else 0
     return max(of_input + _bytes(weight), _bytes(out))
 
