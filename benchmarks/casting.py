@@ -34,9 +34,10 @@ load_package()
 matplotlib.use("Agg")
 
 import matplotlib.pyplot as plt  # noqa: E402
+from _noise import sqnr_db  # noqa: E402
 
 from headroom.memory.render.chart import BACKGROUND, FAINT, INK  # noqa: E402
-from headroom.offload import STORAGES, cast_plain, sqnr_db  # noqa: E402
+from headroom.offload import STORAGES, cast_plain  # noqa: E402
 from headroom.vae.exact.running.heap import give_back_free_pages  # noqa: E402
 
 MIB = 2**20

@@ -13,7 +13,7 @@ from .cast_report import CastLayer, CastReport
 from .fingerprint import fingerprint
 from .layers import Layer, LayerKind, plan_layers, torch_kind
 from .plain import cast_plain
-from .quality import NoiseMeter, row_parts, sqnr_db
+from .quality import NoiseMeter, row_parts
 from .sensitivity import GroupCost, keep_for_error, keep_for_size, output_db, ranked
 from .skip import SkipRules
 from .storage import STORAGES, Layout, Storage, missing_in_torch
@@ -42,6 +42,5 @@ __all__ = [
     "plan_layers",
     "ranked",
     "row_parts",
-    "sqnr_db",
     "torch_kind",
 ]

@@ -41,13 +41,6 @@ class NoiseMeter:
         return 10 * math.log10(max(self._signal, 1e-300) / self._noise)
 
 
-def sqnr_db(exact: Tensor, stored: Tensor) -> float:
-    """:attr:`NoiseMeter.db` of a whole weight."""
-    meter = NoiseMeter()
-    meter.add(exact, stored)
-    return meter.db
-
-
 def row_parts(weight: Tensor) -> Iterator[slice]:
     """Slices of a weight's rows, of about :data:`PART` values each, so that what is computed from one stays small.
 

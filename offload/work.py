@@ -21,31 +21,20 @@ VECTOR_SIDE = re.compile(
 VECTOR_SHARE = 0.001
 
 
-def layer_work(root: nn.Module, lists: BlockLists | None = None) -> dict[str, float]:
+def layer_work(root: nn.Module) -> dict[str, float]:
     """Relative multiply-adds of each layer with weights, by its path, in order of registration.
 
     Every weight of a transformer block meets every token once; those of the text's side meet fewer, and those of a
     modulation one vector. In a UNet a weight meets a quarter of the positions after each downsampling. Attention
     between tokens is left out: it is alike in all blocks of a transformer.
     """
-    lists = lists or block_lists(root)
+    lists = block_lists(root)
     positions = _positions(root, lists)
     return {
         path: weights * _share(path) * positions.get(lists.block_of(path) or "", 1.0)
         for path, module in root.named_modules()
         if (weights := sum(p.numel() for p in module.parameters(recurse=False) if p.ndim > 1))
     }
-
-
-def block_work(root: nn.Module) -> dict[str, float]:
-    """:func:`layer_work` of each block, by its path."""
-    lists = block_lists(root)
-    work = dict.fromkeys(lists.blocks, 0.0)
-    for path, amount in layer_work(root, lists).items():
-        block = lists.block_of(path)
-        if block is not None:
-            work[block] += amount
-    return work
 
 
 def _share(path: str) -> float:

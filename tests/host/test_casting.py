@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from headroom.benchmarks._noise import sqnr_db
 from headroom.host.casting import layers as cast_layers
 from headroom.host.casting import sensitivity
 from headroom.host.casting.cast import ATTACHMENT, CastSettings, cast_clip, cast_model
@@ -20,7 +21,7 @@ from headroom.host.casting.independent import independent
 from headroom.host.casting.quantised import quantise, why_not
 from headroom.host.casting.sensitivity import Goal, cast_by_sensitivity
 from headroom.nodes.cast import HeadroomCast, HeadroomCastCLIP
-from headroom.offload import STORAGES, CastReport, sqnr_db
+from headroom.offload import STORAGES, CastReport
 
 from ..nightly import grid, some_of
 from .drawn import BLOCKS, drawn, signal_db, velocity

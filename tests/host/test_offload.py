@@ -31,8 +31,9 @@ from headroom.host.offload.block_offload import apply_offload
 from headroom.host.offload.budget import budget_of, layer_costs, least_weights, set_budget
 from headroom.host.offload.host_internals import ATTRIBUTES, MANAGEMENT, METHODS, HostChangedError
 from headroom.memory import file_backed_bytes
+from headroom.offload import block_lists
 from headroom.offload.prefetch import LayerPrefetch
-from headroom.offload.work import block_work
+from headroom.offload.work import layer_work
 
 from .conftest import ENVIRONMENT
 from .drawn import drawn, velocity
@@ -280,6 +281,17 @@ def test_what_a_block_computes_is_told_from_its_structure(name: str) -> None:
     middle = sorted(ratios)[len(ratios) // 2]
     assert middle > 0
     assert all(0.5 * middle <= ratio <= 2 * middle for ratio in ratios), dict(zip(blocks, ratios))
+
+
+def block_work(network: torch.nn.Module) -> dict[str, float]:
+    """Of each block, by its path."""
+    lists = block_lists(network)
+    work = dict.fromkeys(lists.blocks, 0.0)
+    for path, amount in layer_work(network).items():
+        block = lists.block_of(path)
+        if block is not None:
+            work[block] += amount
+    return work
 
 
 def linear_flops(counter: Any) -> float:

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import nn
 
+from headroom.benchmarks._noise import sqnr_db
 from headroom.offload import (
     STORAGES,
     CastLayer,
@@ -32,7 +33,6 @@ from headroom.offload import (
     output_db,
     plan_layers,
     ranked,
-    sqnr_db,
 )
 from headroom.offload.layers import CONVOLUTION_SHARE, FEWEST_WEIGHTS, MODULATION_SHARE, cast_layers
 from headroom.offload.safetensors_stream import SafetensorsWriter, header_room
