@@ -115,10 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         print(measure(options))
-    except Exception as error:
-        known = isinstance(error, (NothingToMeasure, ValueError, OSError)) or type(error).__name__ == "NoHost"
-        if not known:
-            raise
+    except (NothingToMeasure, host.NoHost, ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return CANNOT_MEASURE
     return MEASURED

@@ -16,11 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __package__:
+    from ..graph import settings
     from . import files, host
 else:  # as a script
     import files
 
     import host
+
+    settings = importlib.import_module("headroom.graph.settings")
 
 FITS, CANNOT_ANSWER, DOES_NOT_FIT = 0, 2, 3
 GB = 2**30
@@ -41,8 +44,14 @@ def parser() -> argparse.ArgumentParser:
 
 
 def answer(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
-    """The answer as numbers and as text."""
+    """The answer as numbers and as text.
+
+    Raises:
+        ValueError: an option or the workflow is not usable.
+        NoHost: there is no ComfyUI.
+    """
     content = files.read(options.workflow)
+    _check(options)
     host.enter(host.find_comfyui(options.comfyui), options.base_directory)
     prediction = importlib.import_module("headroom.memory.prediction")
     workflows = importlib.import_module("headroom.host.workflow.estimate")
@@ -57,15 +66,25 @@ def answer(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return found.numbers, found.text
 
 
+def _check(options: argparse.Namespace) -> None:
+    """
+    Raises:
+        ValueError: an option that makes no sense.
+    """
+    settings.check_choice("--gpu", options.gpu, settings.CARDS)
+    settings.check_size("--vram", options.vram)
+    settings.check_size("--ram", options.ram)
+    settings.check_share("--limit", options.limit)
+    if not options.vram:
+        raise ValueError(f"--vram: say how many GB the {options.gpu} card has")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Answers, and returns the exit status."""
     options = parser().parse_args(arguments)
     try:
         numbers, text = answer(options)
-    except Exception as error:
-        known = isinstance(error, ValueError) or type(error).__name__ == "NoHost"
-        if not known:
-            raise
+    except (ValueError, host.NoHost) as error:
         print(error, file=sys.stderr)
         return CANNOT_ANSWER
     print(json.dumps(numbers) if options.json else text)

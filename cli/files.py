@@ -1,15 +1,19 @@
-"""Reads and writes workflow files, in both formats."""
+"""Reads and writes workflow files, in both formats. What is well-formed in either is said in graph/formats.py."""
 
 from __future__ import annotations
 
 import importlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING or __package__:
+    from ..graph import formats
+else:  # as a script
+    import host
 
-class BadWorkflow(ValueError):
-    """A file that is no workflow; the message says what to do."""
+    host.load_pack()
+    formats = importlib.import_module("headroom.graph.formats")
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -21,22 +25,23 @@ def read(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BadWorkflow(f"{path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise BadWorkflow(f"{path} is no JSON: {error}") from error
-    if not (isinstance(content, dict) and (is_ui(content) or _is_api(api_nodes(content)))):
-        raise BadWorkflow(f"{path} is no ComfyUI workflow: every entry needs class_type and inputs")
-    return content
+        raise formats.BadWorkflow(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise formats.BadWorkflow(f"{path} is no JSON: {error}") from error
+    nodes = api_nodes(content)
+    if formats.is_ui(content):
+        formats.check_ui(content, formats.Called(str(path)))
+    elif formats.is_api(nodes):
+        formats.check_api(nodes, formats.Called(str(path)))
+    else:
+        raise formats.BadWorkflow(f"{path} is no ComfyUI workflow: every entry needs class_type and inputs")
+    found: dict[str, Any] = content
+    return found
 
 
-def is_ui(content: dict[str, Any]) -> bool:
-    """Whether it is in the browser's format."""
-    return isinstance(content.get("nodes"), list)
-
-
-def api_nodes(content: dict[str, Any]) -> Any:
+def api_nodes(content: Any) -> Any:
     """The nodes of the API format, which may lie in a request to the host."""
-    return content.get("prompt", content)
+    return content["prompt"] if formats.is_request(content) else content
 
 
 def as_api(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -46,21 +51,14 @@ def as_api(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, dict[str,
         ours: the pack's node classes by id.
 
     Raises:
-        ValueError: the browser's format cannot be converted.
+        BadWorkflow: the browser's format cannot be converted.
     """
-    if not is_ui(content):
+    if not formats.is_ui(content):
         return {str(number): node for number, node in api_nodes(content).items()}
     converted: dict[str, dict[str, Any]] = importlib.import_module("headroom.host.workflow.estimate").as_queued(
         content, ours
     )
     return converted
-
-
-def _is_api(nodes: Any) -> bool:
-    return isinstance(nodes, dict) and all(
-        isinstance(node, dict) and "class_type" in node and isinstance(node.get("inputs"), dict)
-        for node in nodes.values()
-    )
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
@@ -72,4 +70,4 @@ def write(path: Path, content: dict[str, Any]) -> None:
     try:
         path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
-        raise BadWorkflow(f"{path} cannot be written: {error.strerror}") from error
+        raise formats.BadWorkflow(f"{path} cannot be written: {error.strerror}") from error

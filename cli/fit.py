@@ -13,18 +13,22 @@ import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
-    from . import files, host
+    from ..graph import formats, insert_fit
+    from ..graph.settings import GPUS, QUALITIES, FitSettings
+    from . import files
 else:  # as a script
     import files
 
-    import host
+    formats, insert_fit, settings = (
+        importlib.import_module(f"headroom.graph.{name}") for name in ("formats", "insert_fit", "settings")
+    )
+    GPUS, QUALITIES, FitSettings = settings.GPUS, settings.QUALITIES, settings.FitSettings
 
 WRITTEN, CANNOT = 0, 2
-QUALITIES = ("exact", "near_exact", "any")
-GPUS = ("this machine", "sm75", "sm80", "sm86", "sm89", "sm90", "sm120")
+OPTIONS = {"quality": "--quality", "vram_gb": "--vram", "gpu": "--gpu", "limit": "--limit"}  # by setting
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,28 +51,15 @@ def answer(options: argparse.Namespace) -> str:
         ValueError: an option or the workflow is not usable.
     """
     content = files.read(options.workflow)
-    inserted = _inserted(content, options)
-    result = inserted.workflow
-    files.write(options.out, {**content, "prompt": result} if _is_request(content) else result)
-    lines = inserted.added or ("nothing to insert: it is as it was",)
-    return "\n".join([*lines, *inserted.notes])
-
-
-def _inserted(content: dict[str, Any], options: argparse.Namespace) -> Any:
     if options.out is None:
         raise ValueError(f"-o is missing: name the file to write, which may be {options.workflow} itself")
-    if options.vram < 0:
-        raise ValueError(f"--vram: {options.vram:g} is less than nothing; 0 means all that the card has")
-    if not 0.1 <= options.limit <= 1:
-        raise ValueError(f"--limit: {options.limit:g} is no share of a card; choose from 0.1 to 1")
-    host.load_pack()
-    module = importlib.import_module("headroom.graph.insert_fit")
-    settings = module.FitSettings(options.quality, options.vram, options.gpu, options.limit)
-    return module.insert_fit(files.api_nodes(content) if _is_request(content) else content, settings)
-
-
-def _is_request(content: dict[str, Any]) -> bool:
-    return not files.is_ui(content) and "prompt" in content
+    settings = FitSettings(options.quality, options.vram, options.gpu, options.limit)
+    settings.check(OPTIONS)
+    inserted = insert_fit.insert_fit(files.api_nodes(content), settings)
+    result = inserted.workflow
+    files.write(options.out, {**content, "prompt": result} if formats.is_request(content) else result)
+    lines = inserted.added or ("nothing to insert: it is as it was",)
+    return "\n".join([*lines, *inserted.notes])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

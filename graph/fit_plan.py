@@ -5,40 +5,21 @@ What is planned here is written into a workflow by :mod:`.insert_fit`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Output = tuple[str, int]  # a node and which of its outputs
-FIT, VAE = "HeadroomFit", "HeadroomVAE"
+from . import kinds
+from .kinds import FIT, GUIDED_SAMPLER, SAMPLERS, VAE, VAE_LOADERS
+from .prompt import Output, in_order, reached
+from .settings import FitSettings
+
 FIT_MODEL, FIT_VAE = 0, 1  # outputs of HeadroomFit
-SAMPLERS = ("KSampler", "KSamplerAdvanced", "SamplerCustom", "SamplerCustomAdvanced")
-# Guiders, with the names of what they are given. None: there is none, and guidance is off.
-GUIDERS: dict[str, tuple[str, str | None]] = {
-    "BasicGuider": ("conditioning", None),
-    "CFGGuider": ("positive", "negative"),
-}
 VAE_NAMES = ("vae", "optional_vae", "opt_vae", "vae_opt")
-LOADERS = {"VAELoader": 0, "CheckpointLoaderSimple": 2, "CheckpointLoader": 2, "ImageOnlyCheckpointLoader": 2,
-           "unCLIPCheckpointLoader": 2}  # fmt: skip
-OURS_CODING = ("HeadroomVAEDecode", "HeadroomVAEEncode")  # low-memory VAEs by themselves
-# They take a VAE and do not run it, or have their own way with it.
-NO_CODING = (FIT, VAE, "HeadroomEstimate", "HeadroomCompare", "HeadroomReport", "VAESave", "CheckpointSave")
-NO_PICTURES = ("Audio", "Hunyuan3D", "Trellis")  # in the names of nodes whose VAE makes no pictures
 VAE_WIDGETS: dict[str, Any] = {
     "method": "auto", "vram_budget_gb": 0.0, "tile_size": 0, "overlap": 64, "feather": "cosine", "temporal_size": 0,
     "temporal_overlap": 16, "batch_slice": 0, "store": "same",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class FitSettings:
-    """The widgets of Make It Fit, but for ``cfg``, which is the sampler's."""
-
-    quality: str = "exact"
-    vram_gb: float = 0.0
-    gpu: str = "this machine"
-    limit: float = 0.85
 
 
 @dataclass
@@ -70,6 +51,7 @@ class Added:
         beside: the node it is for.
         links: its connected inputs.
         widgets: the values of its widgets, in the node's order.
+        line: what was added for which node, for people.
     """
 
     number: str
@@ -77,6 +59,7 @@ class Added:
     beside: str
     links: dict[str, Output]
     widgets: dict[str, Any]
+    line: str
 
 
 @dataclass
@@ -124,31 +107,40 @@ class _Planner:
         self.outside = outside
         self.where = where
         self.plan = FitPlan()
-        self.upstream: dict[str, set[str]] = {}
-        self.order = list(self._ordered())
+        self.order = self._by_depth()
+        samplers = [number for number in self.order if seen[number].kind in SAMPLERS]
+        readers = self._readers()
+        # By sampler: all that it depends on, and all that depends on it.
+        self.before = {number: set(reached([number], self._parents)) - {number} for number in samplers}
+        self.behind = {number: set(reached([number], lambda one: readers[one])) - {number} for number in samplers}
         self.fits: dict[str, tuple[str, Output]] = {}  # by sampler: its HeadroomFit, and the VAE that this is given
         self.wrappers: dict[Output, str] = {}
         self.users = list(self._users())
 
     def run(self) -> FitPlan:
-        for number in self.order:
-            if self.seen[number].kind in SAMPLERS:
-                self._fit(number)
+        for number in self.before:
+            self._fit(number)
         for number, name in self.users:
             self._move_vae(number, name)
         return self.plan
 
-    def _ordered(self) -> Iterator[str]:
-        """Nodes after those they depend on; fills ``upstream``."""
-        waiting = {number: {origin for origin, _ in node.origins.values()} for number, node in self.seen.items()}
-        while waiting:
-            ready = [number for number, needs in waiting.items() if not needs & waiting.keys()]
-            if not ready:
-                raise ValueError(f"the workflow has a circle through node {next(iter(waiting))}")
-            for number in ready:
-                needs = waiting.pop(number)
-                self.upstream[number] = needs.union(*(self.upstream.get(one, ()) for one in needs))
-                yield number
+    def _parents(self, number: str) -> Iterable[str]:
+        """The nodes that a node reads, but for those that do not run."""
+        return dict.fromkeys(origin for origin, _ in self.seen[number].origins.values() if origin in self.seen)
+
+    def _readers(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {number: [] for number in self.seen}
+        for number in self.seen:
+            for parent in self._parents(number):
+                found[parent].append(number)
+        return found
+
+    def _by_depth(self) -> list[str]:
+        """The nodes by how many they wait for one after another: what is near comes before what is far."""
+        depths: dict[str, int] = {}
+        for number in in_order(self.seen, self._parents):
+            depths[number] = 1 + max((depths[parent] for parent in self._parents(number)), default=0)
+        return sorted(self.seen, key=depths.__getitem__)
 
     # ---------------------------------------------------------------------------------------------------- the samplers
 
@@ -172,7 +164,7 @@ class _Planner:
         if vae is None:
             return self._leave(sampler, "there is no VAE" + (" in it: connect one" if self.where else ""))
         links = self._links(sampler, guided) | {"vae": vae}
-        cfg = 1.0 if self.seen[guided].kind == "BasicGuider" else self.seen[guided].cfg
+        cfg = self.seen[guided].cfg if _conditions(self.seen[guided].kind).guided else 1.0
         number = self._add(FIT, sampler, links, {"cfg": 1.0 if cfg is None else cfg, **vars(self.settings)})
         self.fits[sampler] = number, self._unwrapped(self._origin_of(vae))
         self.plan.moved[guided, "model"] = number, FIT_MODEL
@@ -184,10 +176,10 @@ class _Planner:
     def _guided(self, sampler: str) -> str | None:
         """The node with the sampler's model: itself or its guider."""
         node = self.seen[sampler]
-        if node.kind != "SamplerCustomAdvanced":
+        if node.kind != GUIDED_SAMPLER:
             return sampler
         guider = node.origins.get("guider", ("", 0))[0]
-        return guider if guider in self.seen and self.seen[guider].kind in GUIDERS else None
+        return guider if guider in self.seen and self.seen[guider].kind in kinds.GUIDERS else None
 
     def _earlier_fit(self, sampler: str) -> str | None:
         """The HeadroomFit that the sampler's model already comes through."""
@@ -202,8 +194,8 @@ class _Planner:
     def _links(self, sampler: str, guided: str) -> dict[str, Output]:
         """What the HeadroomFit of a sampler is connected to, but for the VAE."""
         node = self.seen[guided]
-        positive, negative = GUIDERS.get(node.kind, ("positive", "negative"))
-        names = {"model": "model", "positive": positive, "negative": negative, "cfg": "cfg"}
+        asked = _conditions(node.kind)
+        names = {"model": "model", "positive": asked.positive, "negative": asked.negative, "cfg": "cfg"}
         links = {ours: node.links[name] for ours, name in names.items() if name in node.origins}
         return links | {"samples": self.seen[sampler].links["latent_image"]}
 
@@ -213,7 +205,7 @@ class _Planner:
         """Inputs that take a VAE that makes pictures: by their names, or as others are connected to the same."""
         taken: dict[Output, set[bool]] = {}
         for node in self.seen.values():
-            pictures = not any(word in node.kind for word in NO_PICTURES)
+            pictures = not any(word in node.kind for word in kinds.NO_PICTURES)
             for name in VAE_NAMES if node.vaes is None else node.vaes:
                 if name in node.origins:
                     taken.setdefault(node.origins[name], set()).add(pictures)
@@ -226,19 +218,19 @@ class _Planner:
     def _vae_for(self, sampler: str) -> Output | None:
         """The VAE of the first node behind the sampler, else of one before it, else any."""
         users = [user for user in self.users if self.seen[user[0]].kind != FIT]
-        behind = [user for user in users if sampler in self.upstream[user[0]]]
-        before = [user for user in users if user[0] in self.upstream[sampler]]
+        behind = [user for user in users if user[0] in self.behind[sampler]]
+        before = [user for user in users if user[0] in self.before[sampler]]
         for number, name in (*behind, *before, *users):
             origin = self.seen[number].origins[name]
-            if sampler in self.upstream.get(origin[0], ()) or origin[0] == sampler:
+            if origin[0] in self.behind[sampler] or origin[0] == sampler:
                 continue
             maker = self.seen.get(origin[0])
             if maker is not None and maker.kind == FIT and "vae" in maker.origins:  # another sampler's
                 return maker.links["vae"]
             return self.seen[number].links[name]
-        loaders = [number for number in self.order if self.seen[number].kind in LOADERS]
-        near = [number for number in loaders if number in self.upstream[sampler]]
-        return next(((number, LOADERS[self.seen[number].kind]) for number in (*near, *loaders)), None)
+        loaders = [number for number in self.order if self.seen[number].kind in VAE_LOADERS]
+        near = [number for number in loaders if number in self.before[sampler]]
+        return next(((number, VAE_LOADERS[self.seen[number].kind]) for number in (*near, *loaders)), None)
 
     def _origin_of(self, link: Output) -> Output:
         """What is computed at a link that some input has."""
@@ -261,16 +253,16 @@ class _Planner:
         node = self.seen[number]
         origin = node.origins[name]
         maker = self.seen.get(origin[0])
-        if node.kind in NO_CODING or (maker is not None and maker.kind in (FIT, VAE)):
+        if node.kind in kinds.NO_CODING or (maker is not None and maker.kind in (FIT, VAE)):
             return
         for sampler in reversed(self.order):
             fit = self.fits.get(sampler)
-            if fit and sampler in self.upstream[number] and fit[1] == origin:
+            if fit and number in self.behind[sampler] and fit[1] == origin:
                 self.plan.moved[number, name] = fit[0], FIT_VAE
                 return
         if origin[0] == self.outside:
             self.plan.wanted.add(origin[1])
-        elif node.kind not in OURS_CODING:
+        elif node.kind not in (kinds.OUR_DECODE, kinds.OUR_ENCODE):  # these are low-memory VAEs by themselves
             self.plan.moved[number, name] = self._wrapper(number, name), 0
 
     def _wrapper(self, number: str, name: str) -> str:
@@ -286,5 +278,11 @@ class _Planner:
 
     def _add(self, kind: str, beside: str, links: dict[str, Output], widgets: dict[str, Any]) -> str:
         number, self.free = str(self.free), self.free + 1
-        self.plan.added.append(Added(number, kind, beside, links, widgets))
+        line = f"node {number}, {kinds.TITLES[kind]}, for node {beside} ({self.seen[beside].kind}){self.where}"
+        self.plan.added.append(Added(number, kind, beside, links, widgets, line))
         return number
+
+
+def _conditions(kind: str) -> kinds.Conditions:
+    """What guides with the inputs of a node: a guider's, or a sampler's own."""
+    return kinds.GUIDERS.get(kind, kinds.Conditions())

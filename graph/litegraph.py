@@ -1,27 +1,28 @@
-"""Reads a workflow in the browser's format (litegraph): graphs within graphs, and where a link comes from.
+"""A workflow in the browser's format (litegraph): graphs within graphs, their nodes and links.
 
-A link is followed as the browser does when a workflow is queued: through reroutes, bypassed nodes, subgraphs and
-pairs of Set and Get, up to the node that computes the value. Needs no host.
+Where a link comes from is told by :mod:`.sources`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Node = dict[str, Any]
+from .formats import LINK_NAMES, WORKFLOW, BadWorkflow, Called, broken, check_ui
+
+NodeData = dict[str, Any]  # a node as the file has it
 MUTED, BYPASSED = 2, 4
 INPUTS, OUTPUTS = "-10", "-20"  # what stands in a subgraph for its own inputs and outputs
 REROUTE, PRIMITIVE, SET, GET = "Reroute", "PrimitiveNode", "SetNode", "GetNode"
 NOTES = ("Note", "MarkdownNote")
 VIRTUAL = (REROUTE, PRIMITIVE, SET, GET, *NOTES)  # in the browser only
-ANYTHING = ("*", "", "0")
+MOST_NESTED = 50  # subgraphs within each other
 
 
 @dataclass(frozen=True)
 class Link:
-    """From an output to an input; both spellings of the format."""
+    """From an output to an input."""
 
     number: int
     origin: str
@@ -31,29 +32,70 @@ class Link:
 
     @classmethod
     def read(cls, data: Any) -> Link:
+        """A link in either spelling of the format: a list, or an object."""
         if isinstance(data, Mapping):
-            names = ("id", "origin_id", "origin_slot", "target_id", "target_slot")
-            data = [data[name] for name in names]
+            data = [data[name] for name in LINK_NAMES]
         number, origin, slot, target, target_slot = data[:5]
         return cls(int(number), str(origin), int(slot or 0), str(target), int(target_slot or 0))
 
 
-class Level:
-    """One graph: the workflow's own, or a subgraph's. ``data`` is the JSON object itself, not a copy."""
+class UIGraph:
+    """One graph: the workflow's own, or a subgraph's.
+
+    Attributes:
+        data: the JSON object itself, not a copy.
+        nodes: by their ids.
+        links: by theirs.
+    """
 
     def __init__(self, data: dict[str, Any]) -> None:
         self.data = data
-        self.nodes: dict[str, Node] = {str(node["id"]): node for node in data["nodes"]}
+        self.nodes: dict[str, NodeData] = {str(node["id"]): node for node in data["nodes"]}
         self.links: dict[int, Link] = {link.number: link for link in map(Link.read, _rows(data.get("links")))}
 
-    def targets(self, slot: int) -> Iterator[tuple[Node, dict[str, Any]]]:
+    @property
+    def name(self) -> str:
+        """What people read on a subgraph."""
+        return str(self.data.get("name") or self.data.get("id"))
+
+    def slot(self, side: str, number: int) -> dict[str, Any]:
+        """An input or output of this subgraph.
+
+        Args:
+            side: ``inputs`` or ``outputs``.
+            number: its place among them.
+
+        Raises:
+            BadWorkflow: there is none.
+        """
+        return slot_of(self.data, side, number, f"subgraph {self.name}")
+
+    def targets(self, slot: int) -> Iterator[tuple[NodeData, dict[str, Any]]]:
         """The nodes that an input of this subgraph leads to, with the input there."""
-        for number in self.data["inputs"][slot].get("linkIds") or ():
+        for number in self.slot("inputs", slot).get("linkIds") or ():
             link = self.links.get(number)
             node = self.nodes.get(link.target) if link else None
             for entry in (node or {}).get("inputs") or ():
                 if node and entry.get("link") == number:
                     yield node, entry
+
+
+def slot_of(owner: Mapping[str, Any], side: str, number: int, name: str) -> dict[str, Any]:
+    """An input or output of a node or a subgraph, as the file has it.
+
+    Args:
+        owner: what has it.
+        side: ``inputs`` or ``outputs``.
+        number: its place among them.
+        name: of the owner, for the sentence.
+
+    Raises:
+        BadWorkflow: there is none.
+    """
+    slots: list[dict[str, Any]] = owner.get(side) or []
+    if not 0 <= number < len(slots):
+        raise broken(f"a link at {side}[{number}] of {name}, which is not there")
+    return slots[number]
 
 
 def _rows(links: Any) -> list[Any]:
@@ -62,175 +104,111 @@ def _rows(links: Any) -> list[Any]:
 
 
 @dataclass
-class Place:
+class Instance:
     """A graph where it is used: the same subgraph at two places is two of these.
 
     Attributes:
+        graph: which it is.
         path: ids of the subgraph nodes around it.
+        parent: the graph around it; None for the workflow's own.
+        node: the subgraph node there that stands for it.
         named: values that the subgraph node itself gives to its inputs.
         inner: values that it gives to widgets of nodes in it, by (id, widget).
     """
 
-    level: Level
+    graph: UIGraph
     path: tuple[str, ...] = ()
-    parent: Place | None = None
-    node: Node | None = None
+    parent: Instance | None = None
+    node: NodeData | None = None
     named: dict[str, Any] = field(default_factory=dict)
     inner: dict[tuple[str, str], Any] = field(default_factory=dict)
 
-    def number(self, node: Node) -> str:
+    def number(self, node: NodeData) -> str:
         """The id in the API format, e.g. 12:3."""
         return ":".join((*self.path, str(node["id"])))
 
 
-@dataclass(frozen=True)
-class Source:
-    """An output that computes a value. The node is None for an input of a graph that is looked at by itself."""
-
-    place: Place
-    node: Node | None
-    slot: int
-
-
-@dataclass(frozen=True)
-class Widget:
-    """A widget that gives a value: of a primitive node, or (node None) of a subgraph's input that has no link."""
-
-    place: Place
-    node: Node | None
-    slot: int = 0
-
-
-class Workflow:
+class UIWorkflow:
     """A workflow in the browser's format.
 
     Args:
         data: the JSON object.
-        slots: the inputs of a node in the order that counts for a bypass; as in the file if None.
-        never_passed: kinds of nodes that a link ends at even where they are bypassed.
-        closed: a link ends at a subgraph node and is not followed into it.
+        called: what it is called in sentences.
+
+    Attributes:
+        root: its own graph.
+        subgraphs: the definitions of its subgraphs, by their ids; these are the kinds of nodes that stand for them.
 
     Raises:
-        ValueError: it uses group nodes, or is not in this format.
+        BadWorkflow: it is not in this format, or not whole.
     """
 
-    def __init__(
-        self,
-        data: dict[str, Any],
-        slots: Callable[[Node], list[dict[str, Any]]] | None = None,
-        never_passed: tuple[str, ...] = (),
-        closed: bool = False,
-    ) -> None:
-        self.root = _checked(Level, data)
-        self.slots = slots or (lambda node: node.get("inputs") or [])
-        self.never_passed = never_passed
-        self.closed = closed
-        self.subgraphs: dict[str, Level] = {}
-        self._collect(data)
+    def __init__(self, data: dict[str, Any], called: Called = WORKFLOW) -> None:
+        check_ui(data, called)
+        self.root = UIGraph(data)
+        self.subgraphs = {str(one["id"]): UIGraph(one) for one in _subgraphs(data)}
 
-    def _collect(self, data: Mapping[str, Any]) -> None:
-        for subgraph in (data.get("definitions") or {}).get("subgraphs") or ():
-            self.subgraphs[str(subgraph["id"])] = _checked(Level, subgraph)
-            self._collect(subgraph)
-
-    def places(self) -> Iterator[tuple[Place, Node]]:
+    def places(self) -> Iterator[tuple[Instance, NodeData]]:
         """All nodes that are neither muted, bypassed nor in a subgraph that is, with where they are.
 
         Raises:
-            ValueError: a subgraph that holds itself.
+            BadWorkflow: a group node, or a subgraph that holds itself.
         """
-        yield from self._inside(Place(self.root))
-
-    def _inside(self, place: Place) -> Iterator[tuple[Place, Node]]:
-        for node in place.level.nodes.values():
-            kind = str(node["type"])
+        root = Instance(self.root)
+        pending = [(root, node) for node in reversed(root.graph.nodes.values())]
+        while pending:
+            place, node = pending.pop()
+            kind = node["type"]
             if kind.startswith(("workflow>", "workflow/")):
-                raise ValueError(
+                raise BadWorkflow(
                     f"node {place.number(node)} is a group node, which is no longer supported: in ComfyUI right-click"
                     " it, choose Convert to Subgraph or Convert to nodes, and save the workflow again"
                 )
             if node.get("mode") in (MUTED, BYPASSED):
                 continue
             if kind in self.subgraphs:
-                yield from self._inside(self.child(place, node))
+                inside = self.child(place, node)
+                pending += [(inside, one) for one in reversed(inside.graph.nodes.values())]
             else:
                 yield place, node
 
-    def child(self, place: Place, node: Node) -> Place:
-        """The graph that a subgraph node stands for."""
-        number, kind = str(node["id"]), str(node["type"])
-        level = self.subgraphs[kind]
-        around, parts = place, [kind]
-        while around.node is not None and around.parent is not None:
-            parts.append(str(around.node["type"]))
-            around = around.parent
-        if kind in parts[1:]:
-            raise ValueError(f"subgraph {level.data.get('name', kind)} holds itself: take it out of itself")
-        named, inner = _given(level, node)
-        named |= {name: value for (owner, name), value in place.inner.items() if owner == number}
-        return Place(level, (*place.path, number), place, node, named, inner)
-
-    # ---------------------------------------------------------------------------------------------- following links
-
-    def source(self, place: Place, entry: Mapping[str, Any]) -> Source | Widget | None:
-        """What an input of a node gets: an output, a widget, or None where nothing (that runs) is connected.
+    def child(self, place: Instance, node: NodeData) -> Instance:
+        """The graph that a subgraph node stands for.
 
         Raises:
-            ValueError: the links go in a circle.
+            BadWorkflow: it holds itself, or too many are nested.
         """
-        return self._follow(place, entry.get("link"), str(entry.get("type")), set())
-
-    def _follow(
-        self, place: Place, number: Any, wanted: str, seen: set[tuple[tuple[str, ...], int]]
-    ) -> Source | Widget | None:
-        link = place.level.links.get(number) if number is not None else None
-        if link is None:
-            return None
-        if (place.path, link.number) in seen:
-            raise ValueError(f"link {link.number} goes in a circle: disconnect it")
-        seen.add((place.path, link.number))
-        if link.origin == INPUTS:
-            return self._outside(place, link.slot, wanted, seen)
-        node = place.level.nodes.get(link.origin)
-        return None if node is None else self._output(place, node, link.slot, wanted, seen)
-
-    def _outside(self, place: Place, slot: int, wanted: str, seen: Any) -> Source | Widget | None:
-        if place.parent is None or place.node is None:
-            return Source(place, None, slot)
-        name = place.level.data["inputs"][slot]["name"]
-        for entry in place.node.get("inputs") or ():
-            if entry["name"] == name and entry.get("link") is not None:
-                return self._follow(place.parent, entry["link"], wanted, seen)
-        return Widget(place, None, slot)
-
-    def _output(self, place: Place, node: Node, slot: int, wanted: str, seen: Any) -> Source | Widget | None:
-        kind, mode = str(node["type"]), node.get("mode")
-        if mode == MUTED or kind in NOTES:
-            return None
-        if mode == BYPASSED and kind not in self.never_passed and kind not in VIRTUAL:
-            entry = passed_through(self.slots(node), _output_type(node, slot), slot, wanted)
-            return self._follow(place, entry.get("link"), str(entry.get("type")), seen) if entry else None
-        if kind in self.subgraphs and not self.closed:
-            inside = self.child(place, node)
-            numbers = inside.level.data["outputs"][slot].get("linkIds") or [None]
-            return self._follow(inside, numbers[0], wanted, seen)
-        if kind == PRIMITIVE:
-            return Widget(place, node)
-        if kind in VIRTUAL:
-            place, node = _setter(place, node) if kind == GET else (place, node)
-            entries = node.get("inputs") or [{}]
-            return self._follow(place, entries[0].get("link"), wanted, seen)
-        return Source(place, node, slot)
+        number, kind = str(node["id"]), node["type"]
+        graph = self.subgraphs[kind]
+        around, kinds = place, []
+        while around.node is not None and around.parent is not None:
+            kinds.append(around.node["type"])
+            around = around.parent
+        if kind in kinds:
+            raise BadWorkflow(f"subgraph {graph.name} holds itself: take it out of itself")
+        if len(kinds) >= MOST_NESTED:
+            raise BadWorkflow(f"more than {MOST_NESTED} subgraphs are nested: unpack {graph.name}")
+        named, inner = _given(graph, node)
+        named |= {name: value for (owner, name), value in place.inner.items() if owner == number}
+        return Instance(graph, (*place.path, number), place, node, named, inner)
 
 
-def _checked(read: Callable[[dict[str, Any]], Level], data: dict[str, Any]) -> Level:
-    try:
-        return read(data)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise ValueError("this is no workflow in the browser's format: save it again from ComfyUI") from error
+def first_value(node: NodeData) -> Any:
+    """The first of a node's saved widgets; None if it has none."""
+    values = node.get("widgets_values") or ()
+    return next(iter(values.values() if isinstance(values, Mapping) else values), None)
 
 
-def _given(level: Level, node: Node) -> tuple[dict[str, Any], dict[tuple[str, str], Any]]:
+def _subgraphs(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The definitions of subgraphs, those within others included."""
+    pending = [data]
+    while pending:
+        found = (pending.pop().get("definitions") or {}).get("subgraphs") or ()
+        yield from found
+        pending += found
+
+
+def _given(graph: UIGraph, node: NodeData) -> tuple[dict[str, Any], dict[tuple[str, str], Any]]:
     """The values that a subgraph node gives: to its inputs, and to widgets of nodes in it."""
     values = node.get("widgets_values") or []
     if isinstance(values, Mapping):
@@ -239,60 +217,10 @@ def _given(level: Level, node: Node) -> tuple[dict[str, Any], dict[tuple[str, st
     if not shown:
         names = [
             entry["name"]
-            for slot, entry in enumerate(level.data.get("inputs") or ())
-            if any("widget" in target for _, target in level.targets(slot))
+            for slot, entry in enumerate(graph.data.get("inputs") or ())
+            if any("widget" in target for _, target in graph.targets(slot))
         ]
         return {name: value for name, value in zip(names, values, strict=False) if value is not None}, {}
     pairs = [(entry, value) for entry, value in zip(shown, values, strict=False) if value is not None]
     named = {entry[1]: value for entry, value in pairs if str(entry[0]) == "-1"}
     return named, {(str(entry[0]), entry[1]): value for entry, value in pairs if str(entry[0]) != "-1"}
-
-
-def _setter(place: Place, getter: Node) -> tuple[Place, Node]:
-    """The node SetNode of the same name, in this graph or around it."""
-    name = (getter.get("widgets_values") or [None])[0]
-    around: Place | None = place
-    while around is not None:
-        for node in around.level.nodes.values():
-            if node["type"] == SET and (node.get("widgets_values") or [None])[0] == name:
-                return around, node
-        around = around.parent
-    return place, getter
-
-
-# ------------------------------------------------------------------------------------------------------------ bypass
-
-
-def passed_through(entries: list[dict[str, Any]], given: str, slot: int, wanted: str) -> dict[str, Any] | None:
-    """The input that a bypassed node hands on at an output: the one in the same place if its type fits, else the
-    first of exactly the wanted type, else the first that fits.
-
-    Args:
-        entries: its inputs.
-        given: type of the output.
-        slot: its place.
-        wanted: type of the input at the other end.
-    """
-    if wanted in ANYTHING:
-        return (entries[slot] if slot < len(entries) else entries[0]) if entries else None
-
-    def fits(entry: dict[str, Any]) -> bool:
-        kind = str(entry.get("type"))
-        return types_fit(kind, given) and types_fit(kind, wanted)
-
-    if slot < len(entries) and fits(entries[slot]):
-        return entries[slot]
-    exact = (entry for entry in entries if str(entry.get("type")) == wanted)
-    return next(exact, None) or next(filter(fits, entries), None)
-
-
-def types_fit(one: str, other: str) -> bool:
-    """Whether types can be connected: lists of names with commas, any case."""
-    if one in ANYTHING or other in ANYTHING:
-        return True
-    return bool(set(one.lower().split(",")) & set(other.lower().split(",")))
-
-
-def _output_type(node: Node, slot: int) -> str:
-    outputs = node.get("outputs") or []
-    return str(outputs[slot].get("type", "*")) if slot < len(outputs) else "*"

@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from . import litegraph
-from .litegraph import Node, Place, Source, Widget
+from .formats import WORKFLOW, Called
+from .litegraph import VIRTUAL, Instance, NodeData, UIWorkflow, first_value
+from .prompt import Prompt
+from .sources import Origin, Sources, Widget
 
 # Types of inputs that the browser shows as widgets.
 WIDGETS = frozenset(
@@ -28,14 +30,12 @@ EMPTY = {"INT": 0, "FLOAT": 0.0, "BOOLEAN": False, "STRING": ""}
 Entry = tuple[str, str, dict[str, Any]]  # name, type, options
 
 
-def is_ui(workflow: Any) -> bool:
-    """Whether a workflow is in the browser's format."""
-    return isinstance(workflow, dict) and isinstance(workflow.get("nodes"), list)
-
-
 def to_api(
-    workflow: dict[str, Any], known: Mapping[str, Any], names: Mapping[str, str] | None = None
-) -> dict[str, dict[str, Any]]:
+    workflow: dict[str, Any],
+    known: Mapping[str, Any],
+    names: Mapping[str, str] | None = None,
+    called: Called = WORKFLOW,
+) -> Prompt:
     """Converts a workflow in the browser's format.
 
     A node that is not known keeps what is linked to it and loses its widgets, whose names are not in the
@@ -45,25 +45,24 @@ def to_api(
         workflow: the JSON object; not changed.
         known: classes of nodes by their ids.
         names: what people read on nodes whose classes do not say it.
+        called: what it is called in sentences.
 
     Returns:
         The nodes by id (in a subgraph e.g. 12:3): ``{"class_type": …, "inputs": {…}, "_meta": {"title": …}}``.
 
     Raises:
-        ValueError: it is not in this format, uses group nodes, or goes in a circle.
+        BadWorkflow: it is not in this format or not whole, uses group nodes, or goes in a circle.
     """
-    if not is_ui(workflow):
-        raise ValueError("this is no workflow in the browser's format: it has no list of nodes")
-    return _Conversion(workflow, known, names or {}).run()
+    return _Conversion(UIWorkflow(workflow, called), known, names or {}).run()
 
 
 class _Conversion:
-    def __init__(self, workflow: dict[str, Any], known: Mapping[str, Any], names: Mapping[str, str]) -> None:
-        self.known, self.names = known, names
+    def __init__(self, workflow: UIWorkflow, known: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        self.workflow, self.known, self.names = workflow, known, names
         self.definitions: dict[str, list[Entry] | None] = {}
-        self.workflow = litegraph.Workflow(workflow, slots=self._slots)
+        self.sources = Sources(workflow, slots=self._slots)
 
-    def run(self) -> dict[str, dict[str, Any]]:
+    def run(self) -> Prompt:
         return {
             place.number(node): {
                 "class_type": node["type"],
@@ -71,7 +70,7 @@ class _Conversion:
                 "_meta": {"title": node.get("title") or self._display_name(node["type"])},
             }
             for place, node in self.workflow.places()
-            if node["type"] not in litegraph.VIRTUAL
+            if node["type"] not in VIRTUAL
         }
 
     def _display_name(self, kind: str) -> str:
@@ -79,11 +78,11 @@ class _Conversion:
         ours = schema().display_name if schema else None
         return str(self.names.get(kind) or ours or kind)
 
-    def _inputs(self, place: Place, node: Node) -> dict[str, Any]:
+    def _inputs(self, place: Instance, node: NodeData) -> dict[str, Any]:
         inputs = {name: _boxed(value) for name, value in self._widgets(place, node).items()}
         for entry in node.get("inputs") or ():
-            found = self.workflow.source(place, entry)
-            if isinstance(found, Source) and found.node is not None:
+            found = self.sources.of(place, entry)
+            if isinstance(found, Origin) and found.node is not None:
                 inputs[entry["name"]] = [found.place.number(found.node), found.slot]
             elif isinstance(found, Widget):
                 has_value, value = self._value(found)
@@ -93,7 +92,7 @@ class _Conversion:
 
     # --------------------------------------------------------------------------------------------- values of widgets
 
-    def _widgets(self, place: Place, node: Node) -> dict[str, Any]:
+    def _widgets(self, place: Instance, node: NodeData) -> dict[str, Any]:
         """The values of a node's widgets by name, those given by the subgraph around it included."""
         entries = self._definition(node["type"])
         values = node.get("widgets_values")
@@ -107,24 +106,23 @@ class _Conversion:
         """Whether a widget has a value, and which."""
         place, node = widget.place, widget.node
         if node is not None:
-            values = node.get("widgets_values") or []
             given = place.inner.get((str(node["id"]), "value"))
-            return (True, given) if given is not None else (bool(values), values[0] if values else None)
-        name = place.level.data["inputs"][widget.slot]["name"]
+            return (True, given) if given is not None else (bool(node.get("widgets_values")), first_value(node))
+        name = place.graph.slot("inputs", widget.slot)["name"]
         if name in place.named:
             return True, place.named[name]
-        for inner, entry in place.level.targets(widget.slot):
+        for inner, entry in place.graph.targets(widget.slot):
             if "widget" in entry:
                 return self._inner_value(place, inner, entry)
         return False, None
 
-    def _inner_value(self, place: Place, node: Node, entry: Mapping[str, Any]) -> tuple[bool, Any]:
+    def _inner_value(self, place: Instance, node: NodeData, entry: Mapping[str, Any]) -> tuple[bool, Any]:
         name = (entry.get("widget") or {}).get("name", entry["name"])
         if node["type"] not in self.workflow.subgraphs:
             widgets = self._widgets(place, node)
             return name in widgets, widgets.get(name)
         inside = self.workflow.child(place, node)
-        names = [one["name"] for one in inside.level.data["inputs"]]
+        names = [one["name"] for one in inside.graph.data.get("inputs") or ()]
         return (
             self._value(Widget(inside, None, names.index(entry["name"]))) if entry["name"] in names else (False, None)
         )
@@ -134,10 +132,10 @@ class _Conversion:
     def _definition(self, kind: str) -> list[Entry] | None:
         if kind not in self.definitions:
             node = self.known.get(kind)
-            self.definitions[kind] = None if node is None else list(_entries(node.INPUT_TYPES()))
+            self.definitions[kind] = None if node is None else list(entries_of(node.INPUT_TYPES()))
         return self.definitions[kind]
 
-    def _shown(self, entries: list[Entry], node: Node) -> list[Entry]:
+    def _shown(self, entries: list[Entry], node: NodeData) -> list[Entry]:
         """The inputs whose values the file has: those that are widgets here, or were where it was written."""
         marked = {(entry.get("widget") or {}).get("name") for entry in node.get("inputs") or ()}
         values = node.get("widgets_values")
@@ -147,7 +145,7 @@ class _Conversion:
             return [entry for entry in entries if is_widget(entry, marked) or entry[2].get("forceInput")]
         return [entry for entry in entries if is_widget(entry, marked)]
 
-    def _slots(self, node: Node) -> list[dict[str, Any]]:
+    def _slots(self, node: NodeData) -> list[dict[str, Any]]:
         """The inputs of a node as the browser orders them: links first, then widgets, then what it does not know."""
         written = {entry["name"]: entry for entry in node.get("inputs") or ()}
         entries = self._definition(node["type"])
@@ -173,8 +171,13 @@ def _slots_of_forced(entry: Entry, marked: Any) -> list[bool]:
     return [forced, False] if entry[2].get("control_after_generate") else [forced]
 
 
-def _entries(definition: Mapping[str, Any], prefix: str = "") -> Iterator[Entry]:
-    """The inputs of a definition: required ones, then optional ones."""
+def entries_of(definition: Mapping[str, Any], prefix: str = "") -> Iterator[Entry]:
+    """The inputs of a definition: required ones, then optional ones. Lists of choices are of type COMBO.
+
+    Args:
+        definition: what a node's ``INPUT_TYPES()`` gives.
+        prefix: before their names.
+    """
     for group in ("required", "optional"):
         for name, spec in (definition.get(group) or {}).items():
             kind, options = spec[0], dict(spec[1]) if len(spec) > 1 and spec[1] else {}
@@ -233,7 +236,7 @@ def _chosen(entry: Entry, value: Any) -> list[Entry]:
     if kind != DYNAMIC:
         return []
     inputs: Mapping[str, Any] = next((one["inputs"] for one in options.get("options", ()) if one["key"] == value), {})
-    return [one for one in _entries(inputs, f"{name}.") if is_widget(one)]
+    return [one for one in entries_of(inputs, f"{name}.") if is_widget(one)]
 
 
 def _default(entry: Entry) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from comfy.model_patcher import ModelPatcher
@@ -33,7 +33,7 @@ from ..offload.budget import budget_of, usual_staging
 from ..prediction.calibrated import workspaces_for
 from ..prediction.host_answers import answering
 from ..prediction.kept import kept, step_key
-from ..prediction.stages import Question, as_sampled, coding_stage, first_part, sampling_stage, step_of
+from ..prediction.stages import Question, as_sampled, coding_stage, first_part, notes_of, sampling_stage, step_of
 from ..prediction.step import model_without_data
 from ..prediction.vae import Coding
 from ..sampling.guidance import guide_in_turns
@@ -69,12 +69,13 @@ def find_fit(question: Question, card: Card, quality: str = "exact", limit: floa
         raise ValueError(f"quality: '{quality}' is not known; choose one of {', '.join(QUALITIES)}")
     question = as_sampled(question)
     most, allowed = QUALITIES[quality], int(limit * card.total)
-    notes: list[str] = []
-    considered = list(_sampling_plans(question, card, allowed, most, notes))
-    vaes = list(_vae_plans(question, card, allowed, most, notes))
+    ways = _SamplingWays(question, card)
+    considered = list(_sampling_plans(ways, allowed, most))
+    vaes = list(_vae_plans(question, card, allowed, most))
     vae = next((plan for plan in vaes if plan.fits(allowed)), None)
     sampling = choose(considered, card, allowed)
-    said = tuple(dict.fromkeys(notes))
+    vae_notes = ("the VAE stays as it is",) if _stays(question.vae) else ()
+    said = tuple(dict.fromkeys((*notes_of(question), *ways.notes, *vae_notes)))
     return Fit(card, limit, quality, sampling, vae, tuple(considered), tuple(vaes), said)
 
 
@@ -108,12 +109,9 @@ def changed(model: ModelPatcher, attention: str, in_turns: bool, storage: str = 
 # --------------------------------------------------------------------------------------------------- ways to sample
 
 
-def _sampling_plans(
-    question: Question, card: Card, allowed: int, most: Loss, notes: list[str]
-) -> Iterator[SamplingPlan]:
+def _sampling_plans(sampling: _SamplingWays, allowed: int, most: Loss) -> Iterator[SamplingPlan]:
     """Ways to sample, as many as it takes: one that keeps everything as it is and on the card needs no other beside
     it, and none that loses something is considered where an exact one fits."""
-    sampling = _SamplingWays(question, card, notes)
     plain = sampling.plan()
     yield plain
     if plain.fits(allowed) and plain.budget(allowed) is None:
@@ -141,11 +139,15 @@ def _sampling_plans(
 
 @dataclass
 class _SamplingWays:
-    """Predicts ways to sample one latent."""
+    """Predicts ways to sample one latent.
+
+    Attributes:
+        notes: what was left as it is on the way, and why; may name the same twice.
+    """
 
     question: Question
     card: Card
-    notes: list[str]
+    notes: list[str] = field(default_factory=list)
 
     def attentions(self, plain: Stage) -> Sequence[str]:
         """Backends that may need less than what runs: a fused kernel needs least."""
@@ -180,7 +182,7 @@ class _SamplingWays:
         """One way to sample, with its predicted stage."""
         asked = replace(self.question, together=not in_turns)
         if storage:
-            key = ("cast", storage, attention, step_key(step_of(asked, self.notes), self.card))
+            key = ("cast", storage, attention, step_key(step_of(asked), self.card))
             stage, staging = kept(asked.model.model, key, lambda: self._cast(asked, attention, storage))
         else:
             stage, staging = self._predict(asked, attention)
@@ -191,7 +193,7 @@ class _SamplingWays:
 
     def _predict(self, asked: Question, attention: str) -> tuple[Stage, int | None]:
         model = changed(asked.model, attention, in_turns=not asked.together)
-        return sampling_stage(replace(asked, model=model), self.card, self.notes), _staging(asked.model)
+        return sampling_stage(replace(asked, model=model), self.card), _staging(asked.model)
 
     def _cast(self, asked: Question, attention: str, storage: str) -> tuple[Stage, int | None]:
         """Predicts after casting a data-free copy: nothing is quantised."""
@@ -212,12 +214,10 @@ def _staging(model: ModelPatcher) -> int | None:
 # --------------------------------------------------------------------------------------------------- ways to decode
 
 
-def _vae_plans(question: Question, card: Card, allowed: int, most: Loss, notes: list[str]) -> Iterator[VAEPlan]:
+def _vae_plans(question: Question, card: Card, allowed: int, most: Loss) -> Iterator[VAEPlan]:
     """Ways to decode, up to the first that fits."""
     vae, latent = question.vae, first_part(question.latent["samples"])
-    chosen = isinstance(vae, LowMemoryVAE) and not hasattr(vae, "headroom_plan")
-    if not is_tileable(vae) or (chosen and vae.headroom_settings != VAESettings()):
-        notes.append("the VAE stays as it is")
+    if _stays(vae):
         yield VAEPlan(coding_stage(Coding(vae, latent), card), None, Loss.EXACT)
         return
     constant = workspaces_for(card).constant(card)
@@ -234,6 +234,12 @@ def _vae_plans(question: Question, card: Card, allowed: int, most: Loss, notes: 
         yield plan
         if plan.fits(allowed):
             return
+
+
+def _stays(vae: Any) -> bool:
+    """Whether a VAE stays as it is: it cannot be cut, or its own node has said how it works."""
+    chosen = isinstance(vae, LowMemoryVAE) and not hasattr(vae, "headroom_plan")
+    return not is_tileable(vae) or (chosen and vae.headroom_settings != VAESettings())
 
 
 def _vae_plan(vae: Any, settings: VAESettings, latent: Any, card: Card, loss: Loss, constant: int) -> VAEPlan:

@@ -7,7 +7,6 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import comfy.model_management
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
-from ...graph.prompt import Graph
+from ...graph.prompt import Graph, parents, upstream
 from ...memory import Row
 from ...memory.prediction import CannotPredict
 from ...memory.render import MemoryBar, NodeReport, draw_report, measured_bar, render_report
@@ -57,9 +56,9 @@ def memory_report(prompt: str, node: str, graph: Graph, model: ModelPatcher | No
 
 def _node_reports(prompt: str, node: str, graph: Graph) -> Iterator[NodeReport]:
     """Nodes before the report, each after those it depends on; then whatever else this prompt has run so far."""
-    upstream = _upstream(node, graph)
-    elsewhere = [other for other in LOG.nodes(prompt) if other not in upstream and graph.has_node(other)]
-    for before in (*upstream, *elsewhere):
+    depended_on = _upstream(node, graph)
+    elsewhere = [other for other in LOG.nodes(prompt) if other not in depended_on and graph.has_node(other)]
+    for before in (*depended_on, *elsewhere):
         class_type = graph.get_node(before)["class_type"]
         signature = _signature(before, graph)
         rows = LOG.rows(prompt, before)
@@ -83,28 +82,8 @@ def _ask(row: Row) -> None:
 
 
 def _upstream(node: str, graph: Graph) -> list[str]:
-    """Every node that ``node`` depends on, dependencies first."""
-    ordered: dict[str, None] = {}
-    pending = [(parent, False) for parent in reversed(_parents(node, graph))]
-    while pending:
-        current, parents_done = pending.pop()
-        if current in ordered:
-            continue
-        if parents_done:
-            ordered[current] = None
-            continue
-        pending.append((current, True))
-        pending += [(parent, False) for parent in reversed(_parents(current, graph)) if parent not in ordered]
-    return list(ordered)
-
-
-def _parents(node: str, graph: Graph) -> list[str]:
-    links = [value for value in graph.get_node(node)["inputs"].values() if _is_link(value)]
-    return [str(link[0]) for link in links if graph.has_node(str(link[0]))]
-
-
-def _is_link(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int)
+    """Every node that ``node`` depends on, dependencies first. What was never expanded into the graph is left out."""
+    return upstream(node, lambda number: filter(graph.has_node, parents(graph.get_node(number))))
 
 
 def _signature(node: str, graph: Graph) -> str:

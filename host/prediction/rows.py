@@ -41,7 +41,7 @@ def _sampling(asked: AskedSampling) -> Stage | None:
         model, latent, positive=asked.positive, negative=asked.positive if alone else asked.negative,
         cfg=1.0 if alone else asked.cfg,
     )  # fmt: skip
-    return sampling_stage(question, own_card(model.load_device), [])
+    return sampling_stage(question, own_card(model.load_device))
 
 
 def _coding(asked: AskedCoding) -> Stage | None:

@@ -11,7 +11,8 @@ import torch
 from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
-from ...graph.prompt import Graph
+from ...graph.kinds import DECODE, OUR_DECODE, TILED_DECODE
+from ...graph.prompt import Graph, is_link, reached, readers
 from ...memory.accelerator import device_name
 from ...memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Prediction, Stage, named_card
 from ..core.compat import has_own_kernels
@@ -92,10 +93,8 @@ def own_card(device: torch.device) -> Card:
 
 def estimate(question: Question, card: Card, limit: float = 0.85, ram: int = 0) -> Answer:
     """Predicts the stages of a question."""
-    notes: list[str] = []
     question = as_sampled(question)
-    stages = [stage for stage in _stages(question, card, notes)]
-    return Answer(Forecast(card, tuple(stages), limit, ram), tuple(dict.fromkeys(notes)))
+    return Answer(Forecast(card, tuple(_stages(question, card)), limit, ram), notes_of(question))
 
 
 def as_sampled(question: Question) -> Question:
@@ -112,10 +111,10 @@ def as_sampled(question: Question) -> Question:
     return replace(question, latent={**latent, "samples": fixed}, decode=decode)
 
 
-def _stages(question: Question, card: Card, notes: list[str]) -> Iterator[Stage]:
+def _stages(question: Question, card: Card) -> Iterator[Stage]:
     if question.clip is not None:
         yield text_stage(question.clip, card)
-    yield sampling_stage(question, card, notes)
+    yield sampling_stage(question, card)
     if question.vae is not None:
         latent = first_part(question.latent["samples"])
         yield coding_stage(question.decode or Coding(question.vae, latent), card)
@@ -124,9 +123,9 @@ def _stages(question: Question, card: Card, notes: list[str]) -> Iterator[Stage]
 # ------------------------------------------------------------------------------------------------------ the stages
 
 
-def sampling_stage(question: Question, card: Card, notes: list[str]) -> Stage:
+def sampling_stage(question: Question, card: Card) -> Stage:
     """A step of the sampler, with the model's budget if a node gave it one."""
-    model, step = question.model, step_of(question, notes)
+    model, step = question.model, step_of(question)
     budget = budget_of(model)
     weights = int(model.model_size())
     stage = Stage(
@@ -147,15 +146,19 @@ def sampling_stage(question: Question, card: Card, notes: list[str]) -> Stage:
         return replace(stage, prediction=Prediction(stage.weights, guess, live=guess), doubt=str(error))
 
 
-def step_of(question: Question, notes: list[str]) -> Step:
-    """The step that is asked about; ``notes`` get what is assumed or left out."""
-    positive = question.positive
-    if positive is None:
-        positive = usual_conditioning(question.model)
-        notes.append("positive is not connected: a prompt of usual length is assumed")
+def notes_of(question: Question) -> tuple[str, ...]:
+    """What the prediction of a step assumes or leaves out, for people."""
+    if question.positive is None:
+        return ("positive is not connected: a prompt of usual length is assumed",)
+    if any("control" in options for _, options in question.positive):
+        return ("ControlNets are not counted",)
+    return ()
+
+
+def step_of(question: Question) -> Step:
+    """The step that is asked about; :func:`notes_of` says what is assumed of it or left out."""
+    positive = usual_conditioning(question.model) if question.positive is None else question.positive
     negative = question.negative if question.negative is not None else positive
-    if any("control" in options for _, options in positive):
-        notes.append("ControlNets are not counted")
     latent, mask = first_part(question.latent["samples"]), question.latent.get("noise_mask")
     return Step(question.model, latent, positive, negative, question.cfg, mask, question.together)
 
@@ -206,15 +209,16 @@ def first_part(latent: Any) -> Tensor:
 
 def decode_in_graph(node: str, graph: Graph, vae: Any, latent: dict[str, Any]) -> Coding | None:
     """How the nearest decode behind a node will do it; None where there is none, or it decodes in one piece."""
-    for found in _behind(node, graph):
+    behind = readers(graph)
+    for found in reached([node], lambda number: behind.get(number, ())):
         inputs, kind = graph.get_node(found)["inputs"], graph.get_node(found)["class_type"]
-        widgets = {name: value for name, value in inputs.items() if not isinstance(value, list)}
+        widgets = {name: value for name, value in inputs.items() if not is_link(value)}
         x = first_part(latent["samples"])
-        if kind == "HeadroomVAEDecode":
+        if kind == OUR_DECODE:
             return Coding(low_memory_vae(vae, VAESettings(**widgets)), x)
-        if kind == "VAEDecodeTiled" and not isinstance(vae, LowMemoryVAE):
+        if kind == TILED_DECODE and not isinstance(vae, LowMemoryVAE):
             return Coding(vae, x, tiles=tiled_arguments(vae, **widgets))
-        if kind == "VAEDecode":
+        if kind == DECODE:
             return None
     return None
 
@@ -241,22 +245,6 @@ def tiled_arguments(
         frames = max(2, temporal_size // in_time)
         arguments |= {"tile_t": frames, "overlap_t": max(1, min(frames // 2, temporal_overlap // in_time))}
     return arguments
-
-
-def _behind(node: str, graph: Any) -> Iterator[str]:
-    """Nodes that depend on a node, the nearest first."""
-    readers: dict[str, list[str]] = {}
-    for other in sorted(graph.all_node_ids()):
-        for value in graph.get_node(other)["inputs"].values():
-            if isinstance(value, list) and len(value) == 2:
-                readers.setdefault(str(value[0]), []).append(other)
-    seen, pending = {node}, list(readers.get(node, ()))
-    while pending:
-        current = pending.pop(0)
-        if current not in seen:
-            seen.add(current)
-            yield current
-            pending += readers.get(current, ())
 
 
 def ram_total(ram_gb: float) -> int:

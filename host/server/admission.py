@@ -7,15 +7,15 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from ...graph.prompt import Prompt, parents, reached
 from ...memory.prediction import Verdict
 from ...memory.render import advise
 from ..core.nodes import node_classes
-from ..workflow.dry_run import is_link
-from ..workflow.estimate import Terms, Workflow, WorkflowAnswer, checked_workflow
+from ..workflow.estimate import Terms, WorkflowAnswer, checked_prompt
 
 KEY = "headroom_limit"
 DOES_NOT_FIT, BAD_LIMIT = "headroom_does_not_fit", "headroom_bad_limit"
-Estimate = Callable[[Workflow, Terms], Awaitable[WorkflowAnswer]]
+Estimate = Callable[[Prompt, Terms], Awaitable[WorkflowAnswer]]
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,10 @@ async def refusal(body: bytes, estimate: Estimate) -> dict[str, Any] | None:
 
     Args:
         body: of a POST to /prompt.
-        estimate: predicts a workflow, away from the server's loop.
+        estimate: predicts a prompt, away from the server's loop.
+
+    Returns:
+        ``{"error": {…}, "node_errors": {}}``, as the host answers a prompt that it refuses.
     """
     content = _object(body)
     extra = content.get("extra_data")
@@ -41,17 +44,17 @@ async def refusal(body: bytes, estimate: Estimate) -> dict[str, Any] | None:
     except ValueError as error:
         return _error(BAD_LIMIT, f"extra_data.{KEY}: {error}")
     try:
-        workflow = checked_workflow(content.get("prompt"))
+        prompt = checked_prompt(content.get("prompt"))
     except ValueError:
         return None  # the host says what is wrong with it
-    return await _too_big(_what_runs(workflow, content.get("partial_execution_targets")), terms, estimate)
+    return await _too_big(_what_runs(prompt, content.get("partial_execution_targets")), terms, estimate)
 
 
 def terms_of(value: Any) -> Terms:
     """The value of the key: a share of this machine's card, or an object.
 
     Raises:
-        ValueError: anything else.
+        ValueError: anything else, or a card that is not known.
     """
     if isinstance(value, dict):
         terms = Terms.of(value)
@@ -65,9 +68,9 @@ def terms_of(value: Any) -> Terms:
     return terms
 
 
-async def _too_big(workflow: Workflow, terms: Terms, estimate: Estimate) -> dict[str, Any] | None:
+async def _too_big(prompt: Prompt, terms: Terms, estimate: Estimate) -> dict[str, Any] | None:
     try:
-        answer = await estimate(workflow, terms)
+        answer = await estimate(prompt, terms)
     except ValueError as error:
         log.info("Headroom admits a prompt without a prediction: %s", error)
         return None
@@ -92,26 +95,20 @@ def _error(kind: str, message: str, details: str = "", numbers: dict[str, Any] |
 def _object(body: bytes) -> dict[str, Any]:
     try:
         content = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
-def _what_runs(workflow: Workflow, targets: Any) -> Workflow:
+def _what_runs(prompt: Prompt, targets: Any) -> Prompt:
     """The nodes that the host would run: its outputs, or those that are asked for, and all before them."""
-    asked = targets if isinstance(targets, list) and targets else _outputs(workflow)
-    pending = [number for number in asked if isinstance(number, str) and number in workflow]
-    reached: set[str] = set()
-    while pending:
-        number = pending.pop()
-        if number not in reached:
-            reached.add(number)
-            links = filter(is_link, workflow[number]["inputs"].values())
-            pending += [before for before, _ in links if before in workflow]
-    return {number: node for number, node in workflow.items() if number in reached}
+    asked = targets if isinstance(targets, list) and targets else _outputs(prompt)
+    starts = [number for number in asked if isinstance(number, str) and number in prompt]
+    needed = set(reached(starts, lambda number: filter(prompt.__contains__, parents(prompt[number]))))
+    return {number: node for number, node in prompt.items() if number in needed}
 
 
-def _outputs(workflow: Workflow) -> Iterable[str]:
+def _outputs(prompt: Prompt) -> Iterable[str]:
     known = node_classes()
-    kinds = {number: known.get(node["class_type"]) for number, node in workflow.items()}
+    kinds = {number: known.get(node["class_type"]) for number, node in prompt.items()}
     return [number for number, kind in kinds.items() if getattr(kind, "OUTPUT_NODE", False)]

@@ -41,12 +41,12 @@ async def post_estimate(request: Any) -> Any:
     """The forecast of ``{"prompt": workflow, "vram_gb", "ram_gb", "gpu", "limit"}``, without running it."""
     from aiohttp import web
 
-    from ..workflow.estimate import Terms, checked_workflow
+    from ..workflow.estimate import Terms, checked_prompt
 
     try:
         asked = _json_object(await request.read())
-        workflow = checked_workflow(asked.pop("prompt", None))
-        answer = await _estimate(workflow, Terms.of(asked))
+        prompt = checked_prompt(asked.pop("prompt", None))
+        answer = await _estimate(prompt, Terms.of(asked))
     except ValueError as error:
         return web.json_response({"error": str(error)}, status=400)
     return web.json_response(answer.numbers | {"text": answer.text, "notes": list(answer.notes)})
@@ -99,11 +99,11 @@ async def _refused(body: bytes) -> dict[str, Any] | None:
     return await refusal(body, _estimate) if asks_for_admission(body) else None
 
 
-async def _estimate(workflow: Any, terms: Any) -> Any:
+async def _estimate(prompt: Any, terms: Any) -> Any:
     """A prediction in the worker's thread, while the server goes on."""
     from ..workflow.estimate import estimate_beside
 
-    return await asyncio.get_running_loop().run_in_executor(_WORKER, estimate_beside, workflow, terms)
+    return await asyncio.get_running_loop().run_in_executor(_WORKER, estimate_beside, prompt, terms)
 
 
 def _json_object(body: bytes, form: str = '{"prompt": workflow in the API format}') -> dict[str, Any]:
@@ -116,7 +116,7 @@ def _json_object(body: bytes, form: str = '{"prompt": workflow in the API format
     """
     try:
         content = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the body is no JSON: {error}") from error
     if not isinstance(content, dict):
         raise ValueError(f"the body is no JSON object: send {form}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,20 +9,22 @@ from typing import Any
 import comfy.model_management as model_management
 import torch
 
-from ...graph.to_api import is_ui, to_api
-from ...memory.prediction import GPU_CHOICES, THIS_MACHINE, Card, Forecast, forecast_numbers
+from ...graph.formats import PROMPT, WORKFLOW, Called, check_api, check_sent, is_ui
+from ...graph.prompt import Prompt
+from ...graph.settings import GPUS, THIS_MACHINE, check_choice, check_names, check_share, check_size
+from ...graph.to_api import to_api
+from ...memory.prediction import Card, Forecast, forecast_numbers
 from ...memory.render import render_forecast
 from ..core.nodes import display_names, node_classes
 from ..prediction.isolation import beside_the_prompt
 from ..prediction.stages import chosen_card, ram_total
-from .dry_run import DryRun, Workflow
+from .dry_run import DryRun
 
 # Inputs of our nodes that write to the disk, and what they are where they change nothing of what is predicted.
 LEFT_OUT: dict[str, Callable[[Any], bool]] = {
     "cache_file": lambda value: True,
     "sensitivity": lambda value: value == "off",
 }
-MOST_GB = 2**20
 INCOMPLETE = "INCOMPLETE: some of what takes memory was not followed; it may need more"
 
 
@@ -35,7 +36,7 @@ class Terms:
         limit: share of the card's memory that may be used.
         vram_gb: of the card, in GB of 2^30 bytes; 0: all of this machine's.
         ram_gb: of the machine; 0: this machine's.
-        gpu: one of :data:`...memory.prediction.GPU_CHOICES`.
+        gpu: one of :data:`...graph.settings.GPUS`.
     """
 
     limit: float = 0.85
@@ -50,12 +51,13 @@ class Terms:
         Raises:
             ValueError: a value that makes no sense, named with what to send instead.
         """
-        unknown = sorted(set(values) - set(cls.__dataclass_fields__))
-        if unknown:
-            raise ValueError(f"'{unknown[0]}' is not known; choose from {', '.join(cls.__dataclass_fields__)}")
-        for name, value in values.items():
-            _CHECKS[name](name, value)
-        return cls(**values)
+        check_names(values, tuple(cls.__dataclass_fields__))
+        terms = cls(**values)
+        check_share("limit", terms.limit)
+        check_size("vram_gb", terms.vram_gb)
+        check_size("ram_gb", terms.ram_gb)
+        check_choice("gpu", terms.gpu, GPUS)
+        return terms
 
     def card(self) -> Card:
         """The card that is meant.
@@ -66,56 +68,32 @@ class Terms:
         return chosen_card(self.gpu, self.vram_gb, model_management.get_torch_device())
 
 
-def _check_share(name: str, value: Any) -> None:
-    if not _is_number(value) or not 0 < value <= 1:
-        raise ValueError(f"{name}: {value!r} is no share of the card's memory; send a number above 0, 1 at most")
-
-
-def _check_size(name: str, value: Any) -> None:
-    if not _is_number(value) or not 0 <= value <= MOST_GB:
-        raise ValueError(f"{name}: {value!r} is no size; send GB as a number, 0 for this machine's own")
-
-
-def _check_gpu(name: str, value: Any) -> None:
-    if value not in GPU_CHOICES:
-        raise ValueError(f"{name}: {value!r} is not known; choose one of {', '.join(GPU_CHOICES)}")
-
-
-_CHECKS = {"limit": _check_share, "vram_gb": _check_size, "ram_gb": _check_size, "gpu": _check_gpu}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def checked_workflow(content: Any) -> Workflow:
+def checked_prompt(content: Any) -> Prompt:
     """A workflow in the API format, its nodes by their ids; one in the browser's format is converted.
 
     Raises:
-        ValueError: it is none.
+        BadWorkflow: it is none.
     """
-    if not isinstance(content, dict) or not content:
-        raise ValueError("prompt: send a workflow in the API format (menu: Export (API)), an object of nodes")
+    check_sent(content, PROMPT)
     if is_ui(content):
-        return as_queued(content)
-    for number, node in content.items():
-        if not (
-            isinstance(node, dict) and isinstance(node.get("class_type"), str) and isinstance(node.get("inputs"), dict)
-        ):
-            raise ValueError(f"prompt: node {number} needs class_type and inputs, as Export (API) writes them")
-    return content
+        return as_queued(content, called=PROMPT)
+    check_api(content, PROMPT)
+    prompt: Prompt = content
+    return prompt
 
 
-def as_queued(workflow: dict[str, Any], ours: Mapping[str, Any] | None = None) -> Workflow:
+def as_queued(workflow: dict[str, Any], ours: Mapping[str, Any] | None = None, called: Called = WORKFLOW) -> Prompt:
     """A workflow in the browser's format in the API format, by this host's nodes.
 
     Args:
+        workflow: the JSON object; not changed.
         ours: this pack's nodes by their ids, where the host has not loaded them.
+        called: what the workflow is called in sentences.
 
     Raises:
-        ValueError: it is not in this format, uses group nodes, or goes in a circle.
+        BadWorkflow: it is not in this format or not whole, uses group nodes, or goes in a circle.
     """
-    return to_api(workflow, {**node_classes(), **(ours or {})}, display_names())
+    return to_api(workflow, {**node_classes(), **(ours or {})}, display_names(), called)
 
 
 @dataclass(frozen=True)
@@ -138,10 +116,12 @@ class WorkflowAnswer:
 
     @property
     def numbers(self) -> dict[str, Any]:
+        """For programs, as JSON takes it; sizes in GB of 2^30 bytes."""
         return forecast_numbers(self.forecast, self.unknown, self.complete)
 
     @property
     def text(self) -> str:
+        """For people."""
         return render_forecast(self.forecast, self.notes)
 
     @property
@@ -151,7 +131,7 @@ class WorkflowAnswer:
 
 
 def estimate_workflow(
-    workflow: Workflow, card: Card, limit: float, ram: int = 0, ours: Mapping[str, Any] | None = None
+    workflow: Prompt, card: Card, limit: float, ram: int = 0, ours: Mapping[str, Any] | None = None
 ) -> WorkflowAnswer:
     """Goes through a workflow without data. Reads headers of models and pictures, and writes nothing.
 
@@ -176,7 +156,7 @@ def estimate_workflow(
     return WorkflowAnswer(run.forecast(limit, ram), notes, unknown, run.complete, run.stages_followed)
 
 
-def estimate_beside(workflow: Workflow, terms: Terms) -> WorkflowAnswer:
+def estimate_beside(workflow: Prompt, terms: Terms) -> WorkflowAnswer:
     """As :func:`estimate_workflow`, in a thread of a server that may run a prompt at the same time.
 
     Raises:
@@ -187,7 +167,7 @@ def estimate_beside(workflow: Workflow, terms: Terms) -> WorkflowAnswer:
         return estimate_workflow(workflow, card, terms.limit, ram)
 
 
-def _without_writing(workflow: Workflow) -> Workflow:
+def _without_writing(workflow: Prompt) -> Prompt:
     """The same, its nodes of this pack without the inputs that are left out."""
 
     def stays(name: str, value: Any) -> bool:

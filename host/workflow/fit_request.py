@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any
 
-from ...graph.insert_fit import FIT, FitSettings, Inserted, insert_fit
-from ...memory.prediction import QUALITIES
-from .estimate import Terms
-
-LEAST_LIMIT = 0.1  # as the node's widget has it
-SETTINGS = tuple(field.name for field in fields(FitSettings))
+from ...graph.formats import WORKFLOW, check_sent, is_ui
+from ...graph.insert_fit import Inserted, insert_fit
+from ...graph.kinds import FIT
+from ...graph.settings import SETTINGS, FitSettings, check_names
 
 
 def fit_workflow(asked: dict[str, Any]) -> dict[str, Any]:
@@ -23,34 +20,13 @@ def fit_workflow(asked: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: something makes no sense, named with what to send instead.
     """
-    settings = dict(asked)
-    workflow = settings.pop("workflow", None)
-    if not isinstance(workflow, dict) or not workflow:
-        raise ValueError("workflow: send a workflow as saved by ComfyUI, in the browser's format or the API format")
-    return _answer(workflow, _settings(settings))
-
-
-def _answer(workflow: dict[str, Any], settings: FitSettings) -> dict[str, Any]:
-    try:
-        inserted = insert_fit(workflow, settings)
-        summary = _summary(inserted)
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
-        raise ValueError("workflow: an entry of it is not as ComfyUI writes it; save it again from ComfyUI") from error
+    check_sent(asked.get("workflow"), WORKFLOW)
+    check_names(asked, ("workflow", *SETTINGS))
+    settings = FitSettings(**{name: value for name, value in asked.items() if name != "workflow"})
+    settings.check()
+    inserted = insert_fit(asked["workflow"], settings)
     lines = {"changed": list(inserted.added), "notes": list(inserted.notes)}
-    return {"workflow": inserted.workflow, **lines, "summary": summary}
-
-
-def _settings(values: dict[str, Any]) -> FitSettings:
-    for name in values:
-        if name not in SETTINGS:
-            raise ValueError(f"'{name}' is not known; choose from workflow, {', '.join(SETTINGS)}")
-    quality = values.get("quality", "exact")
-    if not isinstance(quality, str) or quality not in QUALITIES:
-        raise ValueError(f"quality: {quality!r} is not known; choose one of {', '.join(QUALITIES)}")
-    terms = Terms.of({name: value for name, value in values.items() if name != "quality"})
-    if terms.limit < LEAST_LIMIT:
-        raise ValueError(f"limit: {terms.limit:g} is too small a share of a card; choose from {LEAST_LIMIT:g} to 1")
-    return FitSettings(quality, terms.vram_gb, terms.gpu, terms.limit)
+    return {"workflow": inserted.workflow, **lines, "summary": _summary(inserted)}
 
 
 def _summary(inserted: Inserted) -> str:
@@ -66,7 +42,7 @@ def _summary(inserted: Inserted) -> str:
 
 def _kinds(workflow: dict[str, Any]) -> list[set[str]]:
     """The node classes of each graph in a workflow."""
-    if not isinstance(workflow.get("nodes"), list):
+    if not is_ui(workflow):
         return [{node["class_type"] for node in workflow.values()}]
     inner = (workflow.get("definitions") or {}).get("subgraphs") or ()
     return [{node["type"] for node in graph["nodes"]} for graph in (workflow, *inner)]

@@ -18,7 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import nodes
 from headroom.host.prediction.header_loading import NotAHeader, loading_headers, read_header
-from headroom.host.workflow.dry_run import NEUTRAL, DryRun, with_choices
+from headroom.host.workflow.calling import with_choices
+from headroom.host.workflow.dry_run import DryRun
+from headroom.host.workflow.kinds import NEUTRAL
 from headroom.memory.prediction import Forecast, Verdict, fake_mode, named_card
 from headroom.nodes import NODES
 from headroom.nodes.local_attention import HeadroomLocalAttention

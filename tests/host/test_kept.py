@@ -142,7 +142,7 @@ def test_the_same_again_is_the_same_question(step: Step, name: str) -> None:
 
 def peak_of(model: ModelPatcher, card: Card = CARD) -> int:
     question = Question(model, {"samples": FAMILY.latent(512, 512)})
-    return sampling_stage(question, card, []).prediction.activations
+    return sampling_stage(question, card).prediction.activations
 
 
 def test_the_second_answer_is_not_the_first_ones(model: ModelPatcher) -> None:

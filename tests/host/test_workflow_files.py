@@ -19,10 +19,15 @@ from comfy_api.latest import _io
 
 import nodes
 from headroom.cli import files, fit
-from headroom.graph.fit_plan import LOADERS, VAE_WIDGETS, FitSettings
-from headroom.graph.insert_fit import OUTPUTS, SOCKETS, TITLES, TYPES, insert_fit
-from headroom.graph.to_api import is_ui, is_widget
+from headroom.graph.fit_plan import VAE_WIDGETS
+from headroom.graph.formats import is_ui
+from headroom.graph.insert_fit import insert_fit
+from headroom.graph.insert_ui import OUTPUTS, SOCKETS, TYPES
+from headroom.graph.kinds import TITLES, VAE_LOADERS
+from headroom.graph.settings import GPUS, QUALITIES, FitSettings
+from headroom.graph.to_api import is_widget
 from headroom.host.workflow.estimate import as_queued
+from headroom.memory import prediction
 from headroom.memory.prediction import GPU_CHOICES
 from headroom.nodes import NODES
 from headroom.nodes.fit import HeadroomFit
@@ -285,7 +290,7 @@ def test_the_nodes_are_those_of_the_pack() -> None:
     names = [one.id for one in OURS["HeadroomFit"].GET_SCHEMA().inputs if one.id not in TYPES]
     assert names == ["cfg", *FITTED]
     assert {one.id: one.default for one in OURS["HeadroomFit"].GET_SCHEMA().inputs if one.id in FITTED} == FITTED
-    for kind, slot in LOADERS.items():
+    for kind, slot in VAE_LOADERS.items():
         assert nodes.NODE_CLASS_MAPPINGS[kind].RETURN_TYPES[slot] == "VAE"
 
 
@@ -556,7 +561,12 @@ def test_fit_writes_what_it_got(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert json.loads(path.read_text()) == {"prompt": fitted(api_text_to_image()), "client_id": "a"}
     assert fit.main([str(path), "-o", str(path)]) == 0
     assert "nothing to insert" in capsys.readouterr().out
-    assert fit.GPUS == GPU_CHOICES
+
+
+def test_the_choices_are_those_of_predictions() -> None:
+    """They stand twice: workflow files are read where there is no torch."""
+    assert GPUS == GPU_CHOICES
+    assert tuple(prediction.QUALITIES) == QUALITIES
 
 
 @pytest.mark.parametrize(

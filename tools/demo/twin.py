@@ -53,7 +53,7 @@ def _stock_node(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rewired(node: dict[str, Any], workflow: Workflow) -> dict[str, Any]:
-    inputs = {name: _origin(value, workflow) if _is_link(value) else value for name, value in node["inputs"].items()}
+    inputs = {name: _origin(value, workflow) if is_link(value) else value for name, value in node["inputs"].items()}
     return {**node, "inputs": inputs}
 
 
@@ -65,8 +65,9 @@ def _origin(link: list[Any], workflow: Workflow) -> list[Any]:
 
 
 def _is_fed(node: dict[str, Any], twin: Workflow) -> bool:
-    return all(value[0] in twin for value in node["inputs"].values() if _is_link(value))
+    return all(value[0] in twin for value in node["inputs"].values() if is_link(value))
 
 
-def _is_link(value: Any) -> bool:
+def is_link(value: Any) -> bool:
+    """Whether the value of an input in the API format comes from another node."""
     return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str) and isinstance(value[1], int)

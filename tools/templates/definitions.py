@@ -61,8 +61,3 @@ def _inputs(definition: Mapping[str, Any], given: Mapping[str, Any], prefix: str
                 chosen = given.get(prefix + name, choices[0]["key"])
                 inputs = next(choice["inputs"] for choice in choices if choice["key"] == chosen)
                 yield from _inputs(inputs, given, f"{prefix}{name}.")
-
-
-def is_link(value: Any) -> bool:
-    """Whether the value of an input in the API format comes from another node."""
-    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], str)

@@ -12,8 +12,9 @@ import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..demo.twin import is_link
 from ..setup.environment import PACK
-from .definitions import ANYTHING, Input, Workflow, in_browser, inputs_of, is_link
+from .definitions import ANYTHING, Input, Workflow, in_browser, inputs_of
 from .layout import around, place
 from .note import files_of, model_of, note_of, without_addresses
 from .parts import Node, Template

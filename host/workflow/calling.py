@@ -1,0 +1,107 @@
+"""Runs a node as the host would: its class, its inputs in the form that it takes, its outputs in whichever it gives."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ...graph.to_api import DYNAMIC
+from ..core.nodes import node_classes
+from .inputs import Inputs, NotFollowed
+
+Outputs = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The classes of nodes that there are.
+
+    Attributes:
+        ours: this pack's by their ids, where the host has not loaded them.
+    """
+
+    ours: Mapping[str, Any]
+
+    def check(self, kind: str, inputs: Inputs) -> None:
+        """Checks the inputs of a node of ours as the host does before it runs one; the host's nodes are left to it.
+
+        Raises:
+            NotFollowed: an input that this node does not take.
+        """
+        node = self._class(kind)
+        if node is not None and is_ours(kind):
+            inputs.check(node.INPUT_TYPES())
+
+    def call(self, kind: str, inputs: Inputs) -> Outputs:
+        """Runs a node.
+
+        Raises:
+            NotFollowed: this host has no such node, it does not take these inputs, or it fails on them.
+        """
+        run = self.prepared(kind, inputs)
+        if is_ours(kind):
+            return outputs(kind, run())
+        try:
+            return outputs(kind, run())
+        except NotFollowed:
+            raise
+        except Exception as error:
+            # Code of others, on tensors without data and inputs that nobody has checked: it may raise anything.
+            raise NotFollowed(f"{kind}: {first_line(error)}") from error
+
+    def prepared(self, kind: str, inputs: Inputs) -> Callable[..., Any]:
+        """What runs a node on its inputs, of which some may be exchanged by their names.
+
+        Raises:
+            NotFollowed: this host has no such node, or it does not take these inputs.
+        """
+        node = self._class(kind)
+        if node is None:
+            raise NotFollowed(f"{kind} is not in this ComfyUI")
+        function: Callable[..., Any] = getattr(node, "execute", None) or getattr(node(), node.FUNCTION)
+        given = with_choices(node, inputs)
+        try:
+            inspect.signature(function).bind(**given)
+        except TypeError as error:
+            raise NotFollowed(f"{kind}: {error}") from error
+        return partial(function, **given)
+
+    def _class(self, kind: str) -> Any:
+        return self.ours.get(kind) or node_classes().get(kind)
+
+
+def is_ours(kind: str) -> bool:
+    """Whether a node is this pack's, by its id."""
+    return kind.startswith("Headroom")
+
+
+def with_choices(node: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """As the host hands them to a node: a dynamic list's choice and the inputs that it brings are one dictionary."""
+    result = dict(inputs)
+    for group in node.INPUT_TYPES().values():
+        for name in [name for name, spec in group.items() if spec[0] == DYNAMIC and name in inputs]:
+            brought = {key: result.pop(key) for key in inputs if key.startswith(f"{name}.")}
+            result[name] = {name: inputs[name], **{key.partition(".")[2]: value for key, value in brought.items()}}
+    return result
+
+
+def outputs(kind: str, result: Any) -> Outputs:
+    """What a node gives, from whichever of the host's forms.
+
+    Raises:
+        NotFollowed: it is in none of them.
+    """
+    if isinstance(result, dict):
+        result = result.get("result")
+    found = getattr(result, "args", result)
+    if not isinstance(found, tuple):
+        raise NotFollowed(f"{kind} gives nothing that is known")
+    return found
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, in one line; its type where it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -1,0 +1,63 @@
+"""What a dry run does with nodes, by their class names: tables alone.
+
+Samplers, guiders and what decodes and encodes are in graph/kinds.py. What stands in none of them is not followed.
+"""
+
+from __future__ import annotations
+
+from ...graph.kinds import COMPARE, ESTIMATE, GUIDERS, REPORT
+
+LOADERS = (
+    "CheckpointLoaderSimple", "UNETLoader", "VAELoader", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoader",
+    "QuadrupleCLIPLoader",
+)  # fmt: skip
+# Nodes whose first outputs are inputs of the same name: what they do changes no shape.
+SAME = {
+    "LoraLoader": ("model", "clip"), "LoraLoaderModelOnly": ("model",), REPORT: ("anything",),
+    ESTIMATE: ("samples",), COMPARE: (), "HeadroomLocalAttention": ("model",), "PreviewAny": (),
+    "SaveImage": (), "PreviewImage": (), "SaveLatent": (),
+    "SaveAnimatedWEBP": (), "SaveAnimatedPNG": (), "SaveWEBM": (), "SaveVideo": (), "CreateVideo": (), "Note": (),
+    "MarkdownNote": (),
+}  # fmt: skip
+# Settings of a sampler, which no memory depends on.
+SETTINGS = (
+    "KSamplerSelect", "BasicScheduler", "KarrasScheduler", "ExponentialScheduler", "SDTurboScheduler",
+    "BetaSamplingScheduler", "LTXVScheduler", "Flux2Scheduler", "ManualSigmas", "SplitSigmas", "FlipSigmas",
+    "RandomNoise", "DisableNoise",
+)  # fmt: skip
+TEXT = (
+    "CLIPTextEncode", "CLIPTextEncodeFlux", "CLIPTextEncodeSDXL", "CLIPTextEncodeSDXLRefiner", "CLIPTextEncodeSD3",
+    "CLIPTextEncodeHiDream", "CLIPTextEncodeHunyuanDiT", "CLIPTextEncodeLumina2", "TextEncodeQwenImageEdit",
+)  # fmt: skip
+# Nodes that are run as they are: they make, cut and describe tensors, and patch models.
+PLAIN = (
+    "EmptyLatentImage", "EmptySD3LatentImage", "EmptyFlux2LatentImage", "EmptyHunyuanLatentVideo",
+    "EmptyHunyuanVideo15Latent", "EmptyHunyuanImageLatent", "EmptyLTXVLatentVideo", "EmptyMochiLatentVideo",
+    "EmptyCosmosLatentVideo", "EmptyQwenImageLayeredLatentImage", "EmptyChromaRadianceLatentImage", "EmptyImage",
+    "LatentUpscale", "LatentUpscaleBy", "LatentFromBatch", "RepeatLatentBatch", "LatentBatch", "LatentFlip",
+    "LatentRotate", "LatentCrop", "ImageScale", "ImageScaleBy", "ImageBatch", "CLIPSetLastLayer",
+    "ConditioningCombine", "ConditioningConcat", "ConditioningAverage", "ConditioningZeroOut", "FluxGuidance",
+    "ConditioningSetTimestepRange", "LTXVConditioning", "ModelSamplingFlux", "ModelSamplingSD3",
+    "ModelSamplingAuraFlow", "ModelSamplingDiscrete", "ModelSamplingContinuousEDM", "ModelSamplingLTXV",
+    "PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveBoolean", "HeadroomAttention",
+    "HeadroomOffload", "HeadroomCast", "HeadroomCastCLIP",
+)  # fmt: skip
+
+# Nodes that are not followed, and take no memory of a card to speak of: pictures, masks, sound, words, choices.
+NEUTRAL = (
+    "ImageInvert", "ImageCrop", "ImagePadForOutpaint", "ImageBlend", "ImageBlur", "ImageSharpen", "ImageQuantize",
+    "ImageCompositeMasked", "ImageFlip", "ImageRotate", "ImageStitch", "ImageFromBatch", "RepeatImageBatch",
+    "RebatchImages", "ImageScaleToTotalPixels", "ImageScaleToMaxDimension", "ResizeImageMaskNode", "GetImageSize",
+    "ImageToMask", "MaskToImage", "InvertMask", "SolidMask", "GrowMask", "CropMask", "MaskComposite", "FeatherMask",
+    "ThresholdMask", "MaskPreview", "LoadImageMask", "LoadImageOutput", "Canny", "SetLatentNoiseMask", "RebatchLatents",
+    "LatentComposite", "LatentCompositeMasked", "LatentAdd", "LatentSubtract", "LatentMultiply", "LatentInterpolate",
+    "LatentBlend", "LoadLatent", "ConditioningSetArea", "ConditioningSetAreaPercentage", "ConditioningSetAreaStrength",
+    "ConditioningSetMask", "ReferenceLatent", "LoadAudio", "SaveAudio", "SaveAudioMP3", "SaveAudioOpus", "PreviewAudio",
+    "LoadVideo", "GetVideoComponents", "StringConcatenate", "StringSubstring", "StringLength", "CaseConverter",
+    "StringTrim", "StringReplace", "PrimitiveStringMultiline", "ComfySwitchNode", "ComfyMathExpression",
+)  # fmt: skip
+
+
+def is_neutral(kind: str) -> bool:
+    """Whether a node by itself takes no memory of a card. Ours decide what others take."""
+    return kind in (*SAME, *SETTINGS, *GUIDERS, *PLAIN, "LoadImage", *NEUTRAL) and not kind.startswith("Headroom")
