@@ -222,4 +222,4 @@ def _is_none_or(value: Any, *types: type) -> bool:
 
 def _is_list(value: Any, holds: Callable[[Any], bool]) -> bool:
     """Whether a value is missing, or a list of what ``holds`` says."""
-    return not value or (isinstance(value, list) and all(map(holds, value)))
+    return value is None or (isinstance(value, list) and all(map(holds, value)))
