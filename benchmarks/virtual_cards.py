@@ -110,10 +110,10 @@ def _largest_map(model: Any, way: str, size: int) -> int:
 
 def _weights(model: Any) -> int:
     """As the allocator gives them out, which is what a budget counts."""
-    from headroom.memory.blocks import uncut_bytes
+    from headroom.host.vae.room import uncut_of
 
-    sizes = sorted((parameter.nbytes for parameter in model.first_stage_model.parameters()), reverse=True)
-    return sum(sizes) + uncut_bytes(sizes)
+    module = model.first_stage_model
+    return sum(parameter.nbytes for parameter in module.parameters()) + uncut_of(module)
 
 
 def _low_memory(model: Any, budget_gb: float) -> Any:

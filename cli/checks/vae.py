@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...host.core.device import GB
-from ...host.vae.coding import BudgetTooSmall
+from ...host.vae.fallback import BudgetTooSmall
 from ...host.vae.settings import VAESettings
 from ...host.vae.wrapper import low_memory_vae
 from ...memory.prediction import LiveBytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -18,6 +19,13 @@ from ..core.compat import executing_node
 from .readers import is_reported
 
 LOG = RunLog()
+log = logging.getLogger(__name__)
+
+
+def notice(row: Row, text: str) -> None:
+    """Adds what did not go as asked to a row, and to the host's console."""
+    row.notices.append(text)
+    log.warning("Headroom: %s", text)
 
 
 class Following:

@@ -37,7 +37,7 @@ from ..prediction.stages import Question, as_sampled, coding_stage, first_part, 
 from ..prediction.step import model_without_data
 from ..prediction.vae import Coding
 from ..sampling.guidance import guide_in_turns
-from ..vae.coding import BudgetTooSmall
+from ..vae.fallback import BudgetTooSmall
 from ..vae.settings import VAESettings
 from ..vae.wrapper import LowMemoryVAE, fits_in_one_piece, is_tileable, planned_vae
 

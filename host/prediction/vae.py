@@ -27,9 +27,9 @@ from ...memory.prediction import (
     name_modules,
     predict,
 )
-from ...vae.exact import DoesNotFit
-from ..vae.coding import Decode, Encode, VAEPass
-from ..vae.strips import NotExact
+from ...vae import TilePlan
+from ..vae.coding import Coder
+from ..vae.geometry import Decode, Encode, Geometry
 from ..vae.wrapper import LowMemoryVAE, is_tileable
 from .host_answers import answering, card_answers, free_memory_answer, replaced
 
@@ -55,6 +55,7 @@ class Coding:
 
     @property
     def work(self) -> str:
+        """As a row of the run log names it."""
         return "encode" if self.encodes else "decode"
 
 
@@ -121,41 +122,16 @@ class _StandIn:
             if coding.tiles is None:
                 return "in one piece", self._call(coding.work, x), None
             return f"core's tiles, {coding.tiles}", self._call(f"{coding.work}_tiled", x, **coding.tiles), None
-        work: VAEPass = Encode(self.vae) if coding.encodes else Decode(self.vae, {})
-        x = work.prepare(x)
-        return self._by_method(work, x, coding.follow)
-
-    def _by_method(self, work: VAEPass, x: Tensor, follow: bool) -> Way:
-        """The choice of :meth:`VAEPass.by_method`, made beforehand."""
-        method, first = work.settings.method, x[: work.slice_step(x)]
-        if method == "auto" and work.plan_whole(x).fits:
-            return "in one piece", self._run(lambda: work.tile(first)), None
-        row = Row(work.direction.value)
-        if method != "feathered":
-            try:
-                exact = work.exact_pass(x, row)
-                planned = _Planned(exact.plan(lambda run: work.recorded(run, first)) + work.gathered_bytes(x))
-                if not follow or exact.store is not None or first.shape[0] < x.shape[0]:  # a store looks at its data
-                    return "exact, in strips", lambda tracker: None, planned
-
-                def followed() -> None:
-                    planned.left = exact.follow(lambda run: work.recorded(run, first))
-
-                return "exact, in strips", self._run(followed), planned
-            except NotExact as error:
-                work.may_feather_unrecorded(row, error)
-            except DoesNotFit as error:
-                work.may_feather(x, row, error)
-        tiles = work.plan(x)
-        if tiles.tiles == 1:
-            return "feathered, 1 tiles", self._run(lambda: work.tile(first)), None
-        corner = _corner(first, work.tile_shape(first, tiles.tile_cells)[2:])
-        return f"feathered, {tiles.tiles} tiles", self._run(lambda: (_blended(work, x), work.tile(corner))), None
+        coder = Coder(Encode(self.vae) if coding.encodes else Decode(self.vae, {}))
+        x = coder.geometry.prepare(x)
+        return coder.by_method(x, Row(coding.work), _Foretold(coder, self.followed, coding.follow))
 
     def _call(self, name: str, x: Tensor, **options: Any) -> Callable[[LiveBytes], Any]:
-        return self._run(lambda: getattr(self.vae, name)(x, **options))
+        return self.followed(lambda: getattr(self.vae, name)(x, **options))
 
-    def _run(self, call: Callable[[], Any]) -> Callable[[LiveBytes], Any]:
+    def followed(self, call: Callable[[], Any]) -> Callable[[LiveBytes], Any]:
+        """A call of the stand-in as a function of the tracker that follows it."""
+
         def run(tracker: LiveBytes) -> Any:
             tracker.modules = self.running
             free = free_memory_answer(self.card, tracker)
@@ -186,6 +162,52 @@ class _Planned:
 Way = tuple[str, Callable[[LiveBytes], Any], _Planned | None]
 
 
+@dataclass(frozen=True)
+class _Foretold:
+    """The ways of a low-memory VAE, as functions of the tracker that follows them.
+
+    Attributes:
+        coder: of a VAE without data.
+        followed: makes such a function of a call.
+        follow: as of :class:`Coding`.
+    """
+
+    coder: Coder
+    followed: Callable[[Callable[[], Any]], Callable[[LiveBytes], Any]]
+    follow: bool
+
+    def in_one_piece(self, x: Tensor, whole: TilePlan, row: Row) -> Way:
+        """The module itself on the first slice."""
+        geometry = self.coder.geometry
+        first = x[: geometry.slice_step(x)]
+        return "in one piece", self.followed(lambda: geometry.tile(first)), None
+
+    def in_strips(self, x: Tensor, row: Row) -> Way:
+        """The plan for the first slice, and where that is asked for and tells more, the passes that matter."""
+        geometry, strips = self.coder.geometry, self.coder.strips
+        first = x[: geometry.slice_step(x)]
+        exact = strips.exact_pass(x, row)
+        planned = _Planned(exact.plan(lambda run: geometry.recorded(run, first)) + strips.gathered_bytes(x))
+        # A narrower store looks at its data; beside several slices there is what they gather.
+        if not self.follow or exact.store is not None or first.shape[0] < x.shape[0]:
+            return "exact, in strips", lambda tracker: None, planned
+
+        def passes() -> None:
+            planned.left = exact.follow(lambda run: geometry.recorded(run, first))
+
+        return "exact, in strips", self.followed(passes), planned
+
+    def in_tiles(self, x: Tensor, row: Row) -> Way:
+        """The largest tile of the first slice, beside the picture that tiles are blended into."""
+        geometry, plan = self.coder.geometry, self.coder.tiles.plan(x)
+        first = x[: geometry.slice_step(x)]
+        if plan.tiles == 1:
+            return "feathered, 1 tiles", self.followed(lambda: geometry.tile(first)), None
+        corner = _corner(first, geometry.tile_shape(first, plan.tile_cells)[2:])
+        work = self.followed(lambda: (_blended(geometry, x), geometry.tile(corner)))
+        return f"feathered, {plan.tiles} tiles", work, None
+
+
 def _corner(x: Tensor, sizes: Sequence[int]) -> Tensor:
     """The first of each dim behind the channels."""
     for dim, size in enumerate(sizes):
@@ -193,9 +215,9 @@ def _corner(x: Tensor, sizes: Sequence[int]) -> Tensor:
     return x
 
 
-def _blended(work: VAEPass, x: Tensor) -> Tensor:
+def _blended(geometry: Geometry, x: Tensor) -> Tensor:
     """The picture that tiles are blended into."""
-    return torch.empty(work.output_bytes(x) // 4, device=work.vae.output_device)
+    return torch.empty(geometry.output_bytes(x) // 4, device=geometry.vae.output_device)
 
 
 @contextmanager

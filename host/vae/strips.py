@@ -1,15 +1,13 @@
-"""One encode or decode of a slice of a batch by the exact engine, within the host's memory."""
+"""An encode or decode in strips: each slice of the batch by the exact engine, within the host's memory."""
 
 from __future__ import annotations
 
-import gc
-import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
-import comfy.model_management as model_management
 import torch
 from torch import Tensor
 
@@ -18,10 +16,13 @@ from ...memory.link import link_speed
 from ...memory.units import format_bytes
 from ...vae.exact import CannotRecord, DoesNotFit, ExactRun, FollowedRun, PlannedRun, Report, Schedule, StoreOverflow
 from ...vae.exact.planning.card import figures_of
-from ..core.compat import drop_cast_buffers, is_out_of_memory
+from ..core.compat import is_out_of_memory
+from ..measure.runs import notice
 from .attention import attend
+from .geometry import Geometry
+from .preview import PassPreview
+from .room import Room, free_others, give_back
 
-log = logging.getLogger(__name__)
 Run = TypeVar("Run", bound=ExactRun)
 
 HALVINGS = 3  # each may cost a run that fails near its end
@@ -41,6 +42,54 @@ class NoRoom(Exception):
     def __init__(self, least: float) -> None:
         super().__init__("out of memory with the lowest strips")
         self.least = least
+
+
+class StripCoder:
+    """Encodes or decodes a batch in strips of rows: the result of one piece, up to float rounding.
+
+    Args:
+        geometry: the direction.
+        room: on the VAE's device.
+    """
+
+    def __init__(self, geometry: Geometry, room: Room) -> None:
+        self.geometry, self.room, self.vae = geometry, room, geometry.vae
+
+    def run(self, x: Tensor, exact: ExactPass) -> Tensor:
+        """All slices of a prepared input, with the weights on the device.
+
+        Raises:
+            NotExact, DoesNotFit, NoRoom: as :meth:`ExactPass.run`.
+        """
+        geometry = self.geometry
+        preview = PassPreview(self.vae, geometry.slices(x), geometry.direction)
+
+        def code(part: Tensor) -> Tensor:
+            out = exact.run(partial(geometry.recorded, x=part), preview.on_strip)
+            preview.slice_done()
+            return out
+
+        return geometry.by_slices(x, code)
+
+    def exact_pass(self, x: Tensor, row: Row) -> ExactPass:
+        """What the slices of a batch share, with what their results leave of the budget."""
+        settings, dtype = self.geometry.settings, self.vae.vae_dtype
+        store = torch.float16 if settings.store == "float16" and dtype.itemsize > 2 else None
+        budget = self.room.for_work() - self.gathered_bytes(x)
+        return ExactPass(self.vae, budget, store, self.geometry.strip_rows(), row, self.room.make)
+
+    def gathered_bytes(self, x: Tensor) -> int:
+        """Bytes that the results of all slices take on the VAE's device. A single slice's is counted by the engine."""
+        several = x.shape[0] > self.geometry.slice_step(x)
+        gathers = several and self.vae.output_device.type == self.vae.device.type
+        return self.geometry.output_bytes(x) if gathers else 0
+
+    def describe(self, exact: ExactPass) -> Iterator[str]:
+        """What ran, for the report."""
+        yield f"budget {format_bytes(self.room.budget())}"
+        yield from exact.describe()
+        if self.geometry.adds_noise:
+            yield "this VAE adds noise of its own, by the host's random numbers, as untiled it would"
 
 
 @dataclass
@@ -89,7 +138,7 @@ class ExactPass:
                 break
             except StoreOverflow as error:
                 self.store = None
-                self._notice(f"{error}: stored in full precision instead")
+                notice(self.row, f"{error}: stored in full precision instead")
                 continue
             except DoesNotFit as error:
                 if not rungs.failures:
@@ -116,12 +165,12 @@ class ExactPass:
         """After a failure to allocate. Raises :class:`NoRoom` where no rung is left."""
         if rungs.failures == 0 and free_others(self.vae.patcher):
             rungs.failures = 1
-            self._notice("out of memory: tried again without the other models on the device")
+            notice(self.row, "out of memory: tried again without the other models on the device")
             return
         self.rows = 0  # the height that was asked for gives way
         if not rungs.lower(self.planned):
             raise NoRoom(self.planned)
-        self._notice("out of memory: tried again with lower strips")
+        notice(self.row, "out of memory: tried again with lower strips")
 
     def plan(self, call: Callable[[ExactRun], Tensor]) -> int:
         """Bytes of a slice at its peak, as planned: for a VAE without data, nothing is computed.
@@ -175,10 +224,6 @@ class ExactPass:
         self.planned = schedule.peak
         self.load(schedule.peak)
 
-    def _notice(self, text: str) -> None:
-        self.row.notices.append(text)
-        log.warning("Headroom: %s", text)
-
     def describe(self) -> Iterator[str]:
         """What ran, for the report."""
         report = self.report
@@ -226,22 +271,3 @@ class _Rungs:
     def rise_to(self, least: float) -> None:
         """The budget is below what any schedule needs."""
         self.budget, self.at_least = least, True
-
-
-def free_others(patcher: Any) -> bool:
-    """Has the host take every other model off a device, and what it keeps for streaming. Whether there was any."""
-    device, loaded = patcher.load_device, model_management.current_loaded_models
-    own = [entry for entry in loaded if entry.model is not None and entry.model.model is patcher.model]
-    others = [entry for entry in loaded if entry.device == device and not any(entry is one for one in own)]
-    dropped = drop_cast_buffers()
-    if device.type == "cpu" or not (others or dropped):
-        return False
-    model_management.free_memory(1e30, device, own)
-    give_back()
-    return True
-
-
-def give_back() -> None:
-    """After a failure: what only its own circles hold goes at once, and not when Python next looks for them."""
-    gc.collect()
-    model_management.soft_empty_cache()

@@ -10,7 +10,8 @@ import comfy.sd
 from torch import Tensor
 
 from .attention import with_attention_in_strips
-from .coding import Decode, Encode
+from .coding import Coder
+from .geometry import Decode, Encode
 from .settings import VAESettings
 
 
@@ -60,14 +61,14 @@ class LowMemoryVAE:
         base: Any = super()
         if not is_tileable(self):
             return base.decode(samples_in, **({"vae_options": vae_options} if vae_options else {}))
-        return Decode(self, vae_options or {}).run(samples_in)
+        return Coder(Decode(self, vae_options or {})).run(samples_in)
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """(B, H, W, C) pixels (frames, for a video VAE) to (B, C, [T,] h, w) latents, like the host's."""
         base: Any = super()
         if not is_tileable(self):
             return base.encode(pixel_samples)
-        return Encode(self).run(pixel_samples)
+        return Coder(Encode(self)).run(pixel_samples)
 
     def decode_tiled(self, samples: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """As :meth:`decode`: this VAE's settings count, not those of the node that calls it."""
@@ -91,8 +92,8 @@ def is_tileable(vae: Any) -> bool:
 
 def fits_in_one_piece(vae: Any, latent: Tensor) -> bool:
     """Whether a low-memory VAE with method auto would decode a latent in one piece, by the host's own estimate."""
-    work = Decode(vae, {})
-    return work.plan_whole(work.prepare(latent)).fits
+    coder = Coder(Decode(vae, {}))
+    return coder.tiles.plan_whole(coder.geometry.prepare(latent)).fits
 
 
 def decode_latent(vae: Any, samples: dict[str, Any]) -> Tensor:

@@ -22,7 +22,7 @@ from headroom.host.prediction import calibrated
 from headroom.host.prediction.kept import KEPT
 from headroom.host.prediction.rows import ask
 from headroom.host.prediction.stages import Question, chosen_card
-from headroom.host.vae.coding import BudgetTooSmall
+from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory import Row

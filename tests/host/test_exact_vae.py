@@ -19,7 +19,7 @@ from headroom.host.core.device import GB
 from headroom.host.measure.runs import LOG
 from headroom.host.prediction.stages import own_card
 from headroom.host.prediction.vae import Coding, predict_coding
-from headroom.host.vae.coding import BudgetTooSmall, CannotBeExact
+from headroom.host.vae.fallback import BudgetTooSmall, CannotBeExact
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory import Row

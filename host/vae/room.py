@@ -1,0 +1,113 @@
+"""Room on a VAE's device: what its work may take, and what the host is asked to bring there and to take away."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import comfy.model_management as model_management
+from torch import nn
+
+from ...memory.accelerator import has_own_memory
+from ...memory.blocks import uncut_bytes
+from ..core.compat import drop_cast_buffers, is_out_of_memory
+from ..core.device import GB, memory_budget
+
+
+@dataclass
+class Room:
+    """The budget of a VAE's work, and the host's memory manager behind it.
+
+    Attributes:
+        vae: the host's VAE.
+        limit_gb: the budget in GB of 2^30 bytes, weights included; 0 = the device's total minus the host's reserve.
+        aside: gives a context in which the host loads: what it does there is no part of the work that is measured.
+    """
+
+    vae: Any
+    limit_gb: float
+    aside: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def budget(self) -> int:
+        """Bytes that weights and work may take together."""
+        return memory_budget(self.vae.device, self.limit_gb)
+
+    def weights(self) -> int:
+        """Bytes that the VAE's weights take on its device, with what the allocator leaves uncut of their blocks."""
+        whole = int(self.vae.patcher.model_size())
+        return whole + uncut_of(self.vae.first_stage_model) if has_own_memory(self.vae.device) else whole
+
+    def for_work(self) -> int:
+        """Bytes that the work may take: the budget without the weights; negative where these are larger."""
+        return self.budget() - self.weights()
+
+    def make(self, needed: float, whole: bool = True) -> None:
+        """Has the host bring the weights, and free memory beside them.
+
+        Args:
+            needed: bytes to free.
+            whole: all weights go to the device; else the host may stream some.
+
+        Raises:
+            OOM_EXCEPTION: the host's out-of-memory error, where the weights do not fit on an otherwise empty device.
+        """
+        with self.aside():
+            try:
+                model_management.load_models_gpu([self.vae.patcher], memory_required=needed, force_full_load=whole)
+                return
+            except Exception as error:  # anything but a failure to allocate goes on
+                if not is_out_of_memory(error):
+                    raise
+            # Outside the handler: the exception held what had been loaded.
+            free_others(self.vae.patcher)
+            try:
+                model_management.load_models_gpu([self.vae.patcher], memory_required=needed, force_full_load=whole)
+            except Exception as error:  # anything but a failure to allocate goes on
+                if not is_out_of_memory(error):
+                    raise
+                raise model_management.OOM_EXCEPTION(
+                    f"vae: its weights ({gigabytes(self.weights(), up=True)}) do not fit into {self.vae.device},"
+                    " nothing else of ComfyUI's there; end what else uses it, or start ComfyUI with --bf16-vae (half"
+                    " the weights) or --cpu-vae"
+                ) from error
+
+
+def uncut_of(module: nn.Module) -> int:
+    """Bytes that the allocator leaves uncut of the blocks of a module's weights, beyond the weights' own.
+
+    It depends on the order in which they come: the host brings the largest first.
+    """
+    return uncut_bytes(sorted((one.nbytes for one in module.parameters()), reverse=True))
+
+
+def free_others(patcher: Any) -> bool:
+    """Has the host take every other model off a patcher's device, and the buffers that it keeps there for streaming.
+
+    Returns:
+        Whether there was any. Always False on the CPU, where taking a model off frees nothing.
+    """
+    device, loaded = patcher.load_device, model_management.current_loaded_models
+    own = [entry for entry in loaded if entry.model is not None and entry.model.model is patcher.model]
+    others = [entry for entry in loaded if entry.device == device and not any(entry is one for one in own)]
+    dropped = drop_cast_buffers()
+    if device.type == "cpu" or not (others or dropped):
+        return False
+    model_management.free_memory(1e30, device, own)
+    give_back()
+    return True
+
+
+def give_back() -> None:
+    """After a failed run: frees its tensors at once, also those in reference cycles, and empties the device's cache."""
+    gc.collect()
+    model_management.soft_empty_cache()
+
+
+def gigabytes(size: float, up: bool = False) -> str:
+    """Bytes as GB of 2^30 with three decimals; ``up`` rounds up, for a size that has to suffice."""
+    thousandths = size / GB * 1000
+    return f"{(math.ceil(thousandths) if up else round(thousandths)) / 1000:.3f} GB"
