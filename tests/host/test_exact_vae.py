@@ -374,9 +374,18 @@ class TestBudget:
 
 
 class TestBatch:
-    @pytest.mark.parametrize("batch_slice", [0, 2, 8])
+    @pytest.mark.parametrize(("batch_slice", "slices"), [(0, [1, 1, 1]), (2, [2, 1]), (8, [3])])
     @pytest.mark.parametrize("way", ["decode", "encode"])
-    def test_slices(self, way: str, batch_slice: int) -> None:
+    def test_slices(self, monkeypatch: pytest.MonkeyPatch, way: str, batch_slice: int, slices: list[int]) -> None:
+        """Each of as many images as was asked for."""
+        computed: list[int] = []
+        run_of_one = ExactRun.run
+
+        def counted(self: ExactRun, module: Any, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            computed.append(x.shape[0])
+            return run_of_one(self, module, x, *args, **kwargs)
+
+        monkeypatch.setattr(ExactRun, "run", counted)
         kind = AUTOENCODERS["sd"]
         x = kind.latent(HEIGHT, WIDTH, batch=3) if way == "decode" else kind.pixels(50, 40, frames=3)
         if way == "encode":
@@ -384,6 +393,7 @@ class TestBatch:
         expected = run(kind.load(), way, x)
         result = run(exact("sd", batch_slice=batch_slice), way, x)
         assert "exact: " in last_lines()
+        assert computed == slices
         for ours, theirs in zip(result, expected):
             assert psnr(ours, theirs) >= NEAR_ENOUGH
 

@@ -69,11 +69,22 @@ class TestBatch:
         assert torch.equal(together, torch.cat([vae.decode(latent[i : i + 1]) for i in range(3)]))
         assert psnr(together, load_vae("sd").decode(latent)) > 100
 
-    @pytest.mark.parametrize("batch_slice", [1, 2, 8])
-    def test_slices_of_the_batch(self, batch_slice: int) -> None:
-        latent = latent_of("sd", 96, 64, batch=3)
-        vae = low_memory_vae(load_vae("sd"), VAESettings(batch_slice=batch_slice))
-        assert psnr(vae.decode(latent), load_vae("sd").decode(latent)) > 100
+    @pytest.mark.parametrize(("batch_slice", "slices"), [(0, [1, 1, 1]), (1, [1, 1, 1]), (2, [2, 1]), (8, [3])])
+    def test_slices_of_the_batch(self, monkeypatch: pytest.MonkeyPatch, batch_slice: int, slices: list[int]) -> None:
+        """Each of as many images as was asked for; the host is asked for the memory of the largest."""
+        vae, latent = load_vae("sd"), latent_of("sd", 96, 64, batch=3)
+        stock, decode = vae.decode(latent), vae.first_stage_model.decode
+        computed: list[int] = []
+
+        def counted(x: Tensor) -> Tensor:
+            computed.append(x.shape[0])
+            return decode(x)
+
+        monkeypatch.setattr(vae.first_stage_model, "decode", counted)
+        asked = spy_on_loading(monkeypatch)
+        assert psnr(low_memory_vae(vae, VAESettings(batch_slice=batch_slice)).decode(latent), stock) > 100
+        assert computed == slices
+        assert asked == [max(slices) * vae.memory_used_decode((1, 4, 12, 8), vae.vae_dtype)]
 
     def test_a_batch_of_pictures(self) -> None:
         pixels = picture_of(96, 64, frames=3)
