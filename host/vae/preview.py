@@ -1,4 +1,4 @@
-"""Progress of an encode or decode, with the picture as far as it is decoded."""
+"""Progress of an encode or decode on the node's face, with the picture as far as it is decoded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...vae import Direction
 
 PREVIEW_SIDE = 384
 STEPS = 100  # of the progress bar, per tile or slice
-PICTURES = 8  # per slice
+PICTURES = 8  # per slice, while its strips run
 
 
 class PassPreview:
@@ -28,26 +28,33 @@ class PassPreview:
         self.vae = vae
         self.bar = comfy.utils.ProgressBar(total * STEPS)
         self.shows_picture = direction is Direction.DECODE
-        self.total, self.done, self.shown = total, 0, 0.0
+        self.total, self.done = total, 0
+        self.begun, self.shown = False, 0.0  # whether the slice has rows to show, and at which share it was shown
 
     def on_tile(self, blended: Tensor) -> None:
-        """After each tile."""
+        """After each tile, with the blended (B, C, [T,] H, W) picture so far."""
         self.done += 1
         self._update(self.done * STEPS, blended if self.total > 1 else None)
 
     def on_strip(self, share: float, out: Tensor | None) -> None:
-        """Before each strip; the place where a cancelled prompt stops."""
+        """Before each strip; the place where a cancelled prompt stops.
+
+        Args:
+            share: of the slice's work that is done.
+            out: in the last pass, the (B, C, [T,] H, W) picture so far, zero where no strip has been written.
+        """
         model_management.throw_exception_if_processing_interrupted()
-        # A picture costs a copy: a few of them show the progress as well as hundreds.
-        picture = out if out is not None and share - self.shown > 1 / PICTURES else None
-        if picture is not None:
-            self.shown = share
+        picture = None
+        if out is None or not self.begun:  # nothing to see before the last pass, nor before its first strip
+            self.begun, self.shown = out is not None, 0.0
+        elif share - self.shown > 1 / PICTURES:  # a picture costs a copy: a few show as much as hundreds
+            picture, self.shown = out, share
         self._update(int((self.done + share) * STEPS), picture)
 
-    def slice_done(self) -> None:
-        """After each slice of the batch that ran in strips."""
-        self.done, self.shown = self.done + 1, 0.0
-        self._update(self.done * STEPS, None)
+    def slice_done(self, out: Tensor) -> None:
+        """After each slice of the batch that ran in strips, with its (B, C, [T,] H, W) picture."""
+        self.done, self.begun, self.shown = self.done + 1, False, 0.0
+        self._update(self.done * STEPS, out)
 
     def _update(self, steps: int, picture: Tensor | None) -> None:
         preview = None

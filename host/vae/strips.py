@@ -66,7 +66,7 @@ class StripCoder:
 
         def code(part: Tensor) -> Tensor:
             out = exact.run(partial(geometry.recorded, x=part), preview.on_strip)
-            preview.slice_done()
+            preview.slice_done(out)
             return out
 
         return geometry.by_slices(x, code)

@@ -11,8 +11,10 @@ from typing import Any
 
 import comfy.model_management as model_management
 import comfy.sd
+import comfy.utils
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 from headroom.host.core.device import GB
@@ -401,6 +403,38 @@ class TestBatch:
         kind = AUTOENCODERS["wan21"]
         x = kind.latent(4, 5, batch=2, cells_in_time=2)
         assert psnr(exact("wan21").decode(x), kind.load().decode(x)) >= NEAR_ENOUGH
+
+
+class TestPreview:
+    """The picture so far, on the node's face."""
+
+    @pytest.fixture
+    def shown(self, monkeypatch: pytest.MonkeyPatch) -> list[Image.Image]:
+        """What a browser would be sent."""
+        pictures: list[Image.Image] = []
+
+        def hook(value: int, total: int, preview: Any, node_id: Any = None) -> None:
+            if preview is not None:
+                pictures.append(preview[1])
+
+        monkeypatch.setattr(comfy.utils, "PROGRESS_BAR_HOOK", hook)
+        return pictures
+
+    def test_only_once_there_is_something_to_see(self, shown: list[Image.Image]) -> None:
+        exact("sd", tile_size=16).decode(AUTOENCODERS["sd"].latent(24, 12))
+        assert len(shown) > 1
+        assert all(low < high for picture in shown for low, high in picture.getextrema()), "one colour"
+
+    @pytest.mark.parametrize("tile_size", [16, 192])
+    def test_the_last_one_of_a_slice_is_whole(self, shown: list[Image.Image], tile_size: int) -> None:
+        result = exact("sd", tile_size=tile_size).decode(AUTOENCODERS["sd"].latent(24, 12, batch=2))
+        images = [image.mul(255).to(torch.uint8).numpy().tobytes() for image in result]
+        whole = [number for number, picture in enumerate(shown) if picture.tobytes() in images]
+        assert whole == [len(shown) // 2 - 1, len(shown) - 1]
+
+    def test_none_of_an_encode(self, shown: list[Image.Image]) -> None:
+        exact("sd").encode(input_of("sd", "encode"))
+        assert shown == []
 
 
 class TestStore:
