@@ -32,6 +32,7 @@ class Description(Tensor):
     held: Any
 
     def numpy(self, *, force: bool = False) -> Any:
+        """What was read."""
         return self.held
 
 

@@ -39,7 +39,7 @@ def answering(answers: dict[str, Callable[..., Any]]) -> Iterator[None]:
 
 
 def uncached() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
-    """Functions that keep tensors between calls, and what does the same without."""
+    """Functions that cache tensors between calls, as (owner, name, the same function without a cache)."""
     plain = getattr(getattr(lightricks, "generate_freq_grid_np", None), "__wrapped__", None)
     if plain is not None:
         yield lightricks, "generate_freq_grid_np", plain

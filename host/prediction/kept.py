@@ -19,7 +19,8 @@ from ...memory.prediction import Card
 from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
 from .calibrated import workspaces_for
-from .step import LEFT_OUT, MASK, READ_WRAPPERS, Step, hides_nothing
+from .conditions import LEFT_OUT, MASK, hides_nothing
+from .step import READ_WRAPPERS, Step
 from .vae import Coding
 
 MOST_KEPT = 32  # predictions of one model
@@ -63,7 +64,7 @@ def step_key(step: Step, card: Card) -> Hashable:
 
 
 def text_key(clip: Any, card: Card) -> Hashable:
-    """The same of a text encoding."""
+    """What the prediction of a text encoding reads beside the module itself."""
     return (
         "text", described(card), described(workspaces_for(card)), clip.layer_idx,
         described(getattr(clip, "tokenizer_options", None)), patcher_key(clip.patcher),
@@ -71,7 +72,7 @@ def text_key(clip: Any, card: Card) -> Hashable:
 
 
 def coding_key(coding: Coding, card: Card) -> Hashable:
-    """The same of an encode or decode."""
+    """What the prediction of an encode or decode reads beside the module itself."""
     vae = coding.vae
     return (
         coding.work, described(card), described(workspaces_for(card)), described(coding.x), described(coding.tiles),
@@ -104,8 +105,8 @@ def _conditions(conditioning: Sequence[Any]) -> Hashable:
 
 
 def described(value: Any) -> Hashable:
-    """A value as something that equals only its like: of tensors shape and dtype, of what has no value of its own the
-    object itself, which is not kept alive for that."""
+    """A value as a key of a dictionary: tensors by shape and dtype, containers and frozen dataclasses by what they
+    hold, any other object by its identity, without keeping it alive."""
     if isinstance(value, PLAIN):
         return value
     if isinstance(value, Tensor):
@@ -131,7 +132,7 @@ def _of_code(value: Any) -> Hashable:
 
 
 class Same:
-    """Equals only what is of the same object, and nothing once that is gone: its address may be another's then."""
+    """Equal only to one of the same object, and to none once that object is gone: another may get its address."""
 
     __slots__ = ("_number", "_of")
 

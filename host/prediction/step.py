@@ -9,7 +9,6 @@ from itertools import pairwise
 from typing import Any
 
 import comfy.model_management as model_management
-import comfy.sampler_helpers
 import comfy.samplers
 import comfy.utils
 import torch
@@ -32,7 +31,6 @@ from ...memory.prediction import (
     fake_copy,
     fake_mode,
     fake_tensor,
-    fake_tree,
     name_modules,
     predict,
 )
@@ -40,10 +38,9 @@ from ..attention.override import SIGMA, overrides_of
 from ..core.compat import OVERRIDE, latent_for
 from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
+from .conditions import fake_conditions, fake_processed, has_idle_mask, without_idle_masks
 from .host_answers import answering, card_answers, free_memory_answer
 
-# Parts of a conditioning that bring a model of their own or depend on the noise level. All conditionings count.
-LEFT_OUT = ("control", "gligen", "hooks", "start_percent", "end_percent", "timestep_start", "timestep_end")
 # Beside the one that goes into the model: the noise and the start, both as they came and as the sampler scaled them,
 # and the last estimate.
 SAMPLER_LATENTS = 5
@@ -51,7 +48,6 @@ SAMPLER_LATENTS = 5
 HOST_LISTS = ("weight_function", "bias_function")
 COUNTED = "headroom_counted"
 BOUNDLESS = 2**62
-MASK = "attention_mask"
 READ_WRAPPERS = (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL, WrappersMP.CALC_COND_BATCH)
 ALL = parse_blocks("all")
 
@@ -115,7 +111,7 @@ def _predicted(step: Step, card: Card, workspaces: Workspaces, sigma: float | No
         stand_in.sigma = sigma
         shape = shape_in_model(step.model, {"samples": step.latent})
         with mode:
-            conditions = {"positive": _conditions(step.positive), "negative": _conditions(step.negative)}
+            conditions = {"positive": fake_conditions(step.positive), "negative": fake_conditions(step.negative)}
             run = stand_in.prepared(step, shape, conditions)
         weights = [*stand_in.model.parameters(), *stand_in.model.buffers()]
         stand_in.streamed = _streamed(step.model, shape, card)
@@ -147,6 +143,7 @@ class StandIn:
 
     @classmethod
     def of(cls, model: ModelPatcher, mode: FakeTensorMode, card: Card) -> StandIn:
+        """A copy on the card of a MODEL with its object patches, in a fake mode."""
         copied = model_without_data(model.model, mode, card.device)
         for path, patch in model.object_patches.items():
             if isinstance(patch, nn.Module):
@@ -177,7 +174,7 @@ class StandIn:
                 conds = comfy.samplers.process_conds(
                     self.model, held[0], conditions, card.device, held[1], mask, seed=0
                 )
-                _fake_what_is_left(conds)
+                fake_processed(conds)
                 sigma = torch.empty(x.shape[0], device=card.device)
                 options = self.options()
                 asked = [conds["positive"], conds["negative"]]
@@ -278,37 +275,6 @@ def _treats_blocks_alike(model: ModelPatcher) -> bool:
 def _without_idle_masks(step: Step) -> Step | None:
     """The step without masks of its texts that hide nothing, which some models (Lumina 2, Z-Image) look at and leave
     out; None where there is no such mask."""
-    masks = [options[MASK] for _, options in (*step.positive, *step.negative) if MASK in options]
-    if not any(hides_nothing(mask) for mask in masks):
+    if not has_idle_mask(step.positive) and not has_idle_mask(step.negative):
         return None
-
-    def unmasked(conditioning: Sequence[Any]) -> list[Any]:
-        return [
-            [text, {key: value for key, value in options.items() if key != MASK or not hides_nothing(value)}]
-            for text, options in conditioning
-        ]
-
-    return replace(step, positive=unmasked(step.positive), negative=unmasked(step.negative))
-
-
-def hides_nothing(mask: Tensor) -> bool:
-    """A text that was encoded without data is taken to fill its mask: the host pads only what is encoded together."""
-    return isinstance(mask, FakeTensor) or bool((mask != 0).all())
-
-
-def _fake_what_is_left(conds: dict[str, list[dict[str, Any]]]) -> None:
-    """Models make some conditions of numbers by constructors that no mode sees."""
-    for conditioning in conds.values():
-        for one in conditioning:
-            for condition in one["model_conds"].values():
-                if hasattr(condition, "cond"):
-                    condition.cond = fake_tree(condition.cond)
-
-
-def _conditions(conditioning: Sequence[Any]) -> list[dict[str, Any]]:
-    """Without data, and where they are: it is the host that brings them to the card."""
-    kept = comfy.sampler_helpers.convert_cond(list(conditioning))
-    faked: list[dict[str, Any]] = fake_tree(
-        [{key: value for key, value in one.items() if key not in LEFT_OUT} for one in kept]
-    )
-    return faked
+    return replace(step, positive=without_idle_masks(step.positive), negative=without_idle_masks(step.negative))

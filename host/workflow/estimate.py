@@ -16,9 +16,9 @@ from ...graph.to_api import to_api
 from ...memory.prediction import Card, Forecast, forecast_numbers
 from ...memory.render import render_forecast
 from ..core.nodes import display_names, node_classes
-from ..prediction.isolation import beside_the_prompt
 from ..prediction.stages import chosen_card, ram_total
 from .dry_run import DryRun
+from .isolation import beside_the_prompt
 
 # Inputs of our nodes that write to the disk, and what they are where they change nothing of what is predicted.
 LEFT_OUT: dict[str, Callable[[Any], bool]] = {

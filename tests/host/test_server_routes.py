@@ -22,10 +22,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from headroom.cli.fit import answer as fit_answer
 from headroom.cli.fit import parser as fit_parser
 from headroom.host.prediction.host_answers import answering
-from headroom.host.prediction.isolation import beside_the_prompt, by_formula
 from headroom.host.prediction.stages import chosen_card, ram_total
 from headroom.host.workflow.dry_run import DryRun
 from headroom.host.workflow.estimate import Terms, estimate_beside, estimate_workflow
+from headroom.host.workflow.isolation import beside_the_prompt, by_formula
 from headroom.memory.prediction import Forecast, fake_mode, named_card
 from headroom.nodes import NODES
 from headroom.tools.server.client import Client, PromptRejected

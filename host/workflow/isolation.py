@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 
-from .host_answers import replaced
+from ..prediction.host_answers import replaced
 
 SWITCHES = {
     "cudnn_sdp_enabled": SDPBackend.CUDNN_ATTENTION,

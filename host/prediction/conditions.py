@@ -1,0 +1,57 @@
+"""CONDITIONING without data: what a prediction keeps of it, and masks of texts that make no difference.
+
+CONDITIONING is the host's list of [text, options].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import comfy.sampler_helpers
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ...memory.prediction import fake_tree
+
+# Options that bring a model of their own or depend on the noise level. Every conditioning counts at every level.
+LEFT_OUT = ("control", "gligen", "hooks", "start_percent", "end_percent", "timestep_start", "timestep_end")
+MASK = "attention_mask"  # of a text's tokens
+
+
+def fake_conditions(conditioning: Sequence[Any]) -> list[dict[str, Any]]:
+    """Conditions as the host's sampler wants them, without data, and where they are: it is the host that brings them to
+    the card. Call it in a fake mode."""
+    kept = comfy.sampler_helpers.convert_cond(list(conditioning))
+    faked: list[dict[str, Any]] = fake_tree(
+        [{key: value for key, value in one.items() if key not in LEFT_OUT} for one in kept]
+    )
+    return faked
+
+
+def fake_processed(conds: dict[str, list[dict[str, Any]]]) -> None:
+    """Takes the data from processed conditions, in place: models make some of numbers, by constructors that no fake
+    mode sees."""
+    for conditioning in conds.values():
+        for one in conditioning:
+            for condition in one["model_conds"].values():
+                if hasattr(condition, "cond"):
+                    condition.cond = fake_tree(condition.cond)
+
+
+def hides_nothing(mask: Tensor) -> bool:
+    """A text that was encoded without data is taken to fill its mask: the host pads only what is encoded together."""
+    return isinstance(mask, FakeTensor) or bool((mask != 0).all())
+
+
+def has_idle_mask(conditioning: Sequence[Any]) -> bool:
+    """Whether there is a text with a mask that hides nothing."""
+    return any(MASK in options and hides_nothing(options[MASK]) for _, options in conditioning)
+
+
+def without_idle_masks(conditioning: Sequence[Any]) -> list[Any]:
+    """The conditioning without the masks that hide nothing."""
+    return [
+        [text, {key: value for key, value in options.items() if key != MASK or not hides_nothing(value)}]
+        for text, options in conditioning
+    ]
