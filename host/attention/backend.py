@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
 from ...attention import BACKENDS, AttentionCall, BlockPlace, compute
 from .override import Override, count, install, select
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 # What the node offers besides the backends, with its tooltip.
 BESIDES = {

@@ -6,18 +6,20 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
 from ...attention import AttentionCall, BlockPlace
 from ...attention.local import PATTERNS, Pattern, TokenGrid, unread_error
 from ...memory import Row
 from ..core.compat import outside_recording
+from ..core.wrapper_kinds import APPLY_MODEL
 from .grids import SHAPES, Shapes, find_grid
 from .override import WRAPPER_KEY, Override, count, install, select
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 ERRORS = "headroom_local_errors"
 SAMPLED_ROWS = 64
@@ -159,8 +161,8 @@ def apply_local_attention(
         raise ValueError(f"max_error ({max_error}) must be 0 or more; 0.1 is a tenth of the attention's size")
     selection = select(model, blocks, start_percent, end_percent, min_tokens)
     clone = install(model, LocalAttentionOverride(selection, pattern=pattern, max_error=max_error))
-    clone.remove_wrappers_with_key(WrappersMP.APPLY_MODEL, WRAPPER_KEY)
-    clone.add_wrapper_with_key(WrappersMP.APPLY_MODEL, WRAPPER_KEY, say_shapes)
+    clone.remove_wrappers_with_key(APPLY_MODEL, WRAPPER_KEY)
+    clone.add_wrapper_with_key(APPLY_MODEL, WRAPPER_KEY, say_shapes)
     return clone
 
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
 from ...attention import BlockPlace, BlockSelection, parse_blocks
 from ...memory import AttentionCounts, Row
 from ..core.compat import OVERRIDE, replays_steps
+from ..core.wrapper_kinds import OUTER_SAMPLE, PREDICT_NOISE
 from ..measure.wrappers import current_row, measure_sampling, wrap
 from .places import current_place, model_ends
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 # Our entries in the host's transformer_options.
 SIGMA, COUNTS = "headroom_sigma", "headroom_attention_counts"
@@ -179,8 +181,8 @@ def install(model: ModelPatcher, override: Override) -> ModelPatcher:
     chained = replace(override, previous=previous)
     options[OVERRIDE] = chained
     measure_sampling(clone)
-    wrap(clone, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, OverriddenSampling(chained))
-    wrap(clone, WrappersMP.PREDICT_NOISE, WRAPPER_KEY, OverriddenStep(chained))
+    wrap(clone, OUTER_SAMPLE, WRAPPER_KEY, OverriddenSampling(chained))
+    wrap(clone, PREDICT_NOISE, WRAPPER_KEY, OverriddenStep(chained))
     return clone
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from comfy.model_patcher import ModelPatcher
 from torch import nn
 
 from ...attention import BlockPlace
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 UNET_LISTS = (("input", "input_blocks"), ("output", "output_blocks"))
 

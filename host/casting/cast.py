@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
 import comfy.utils
 import torch
-from comfy.model_patcher import ModelPatcher
 from torch import nn
 
 from ...offload import STORAGES, CastReport, Layer, Storage
@@ -24,6 +23,9 @@ from .cache_file import cache_path, check_name, read_cache, write_cache
 from .independent import independent
 from .layers import Caster, plan_cast
 from .quantised import why_not
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 COMPUTE_CHOICES = ("auto", "bfloat16", "float16", "float32")
 ATTACHMENT = "headroom_cast"

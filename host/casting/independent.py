@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from comfy.model_patcher import ModelPatcher
 from torch import nn
 
 from ...offload import copy_structure
 from ..core.compat import unload_with_clones
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 # Names that the host gives to its notes on one loaded copy, by form: newer hosts add to them (0.33 `_v_block` and
 # `_comfy_graph`), and sets them anew when it loads the copy.

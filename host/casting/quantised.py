@@ -10,11 +10,13 @@ from typing import Any
 import comfy.ops
 import torch
 from comfy import quant_ops
-from comfy.quant_ops import QuantizedTensor
 from torch import Tensor, nn
 
 from ...offload import LayerKind, Layout, NoiseMeter, Storage, missing_in_torch, row_parts, torch_kind
+from ..core.internals import TESTED, find
 
+# Without one of these the host has no scaled weights as we know them.
+SCALED = ("comfy.quant_ops:QuantizedTensor", "comfy.quant_ops:QUANT_ALGOS", "comfy.ops:mixed_precision_ops")
 # Regular Hadamard matrices exist for powers of four; the largest that divides a row spreads outliers best.
 ROTATION_SIZES = (256, 64, 16)
 HOOKED = (
@@ -28,7 +30,9 @@ def why_not(storage: Storage) -> str | None:
     lacking = missing_in_torch(storage)
     if lacking is not None or storage.layout is None:
         return lacking
-    if not hasattr(QuantizedTensor, "from_float"):
+    if any(find(path) is None for path in SCALED):
+        return f"storage: {storage.name} needs the scaled weights of a tested ComfyUI; {TESTED}"
+    if not hasattr(quant_ops.QuantizedTensor, "from_float"):
         return f"storage: {storage.name} needs comfy-kitchen; install what ComfyUI's requirements.txt lists"
     algorithm = storage.layout.algorithm
     if algorithm not in quant_ops.QUANT_ALGOS:
@@ -41,7 +45,7 @@ def why_not(storage: Storage) -> str | None:
 
 def is_quantised(weight: Tensor) -> bool:
     """Whether a weight is in one of the host's quantised layouts."""
-    return isinstance(weight, QuantizedTensor)
+    return isinstance(weight, getattr(quant_ops, "QuantizedTensor", ()))
 
 
 def host_kind(module: nn.Module) -> LayerKind | None:
@@ -74,7 +78,7 @@ def quantise(weight: Tensor, storage: Storage, compute: torch.dtype) -> tuple[Te
     for rows in row_parts(weight):
         # From float32: the scale of a float16 weight would be clamped to what float16 can hold.
         exact = weight[rows].float()
-        parts.append(QuantizedTensor.from_float(exact, layout, **options))
+        parts.append(quant_ops.QuantizedTensor.from_float(exact, layout, **options))
         meter.add(exact, parts[-1].dequantize())
     return _joined(parts, layout, tuple(weight.shape)).to(dtype=compute), meter.db
 
@@ -106,7 +110,7 @@ def _joined(parts: list[Any], layout: str, shape: tuple[int, ...]) -> Any:
     fields = {field.name: [getattr(part._params, field.name) for part in parts] for field in dataclasses.fields(first)}
     joined = {name: torch.cat(values) for name, values in fields.items() if _by_row(values[0])}
     params = dataclasses.replace(first, orig_shape=shape, **joined)
-    return QuantizedTensor(torch.cat([part._qdata for part in parts]), layout, params)
+    return quant_ops.QuantizedTensor(torch.cat([part._qdata for part in parts]), layout, params)
 
 
 def _by_row(value: object) -> bool:
@@ -196,7 +200,7 @@ def _linear_class(dtype: torch.dtype) -> type[Any]:
             return result
 
         def _forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-            if isinstance(weight, QuantizedTensor):
+            if isinstance(weight, quant_ops.QuantizedTensor):
                 weight = weight.dequantize()
             compute = self.headroom_compute
             if compute is None or compute == input.dtype:

@@ -9,24 +9,26 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
 import comfy.utils
 import folder_paths
 import numpy as np
 import torch
-from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import WrappersMP
 from torch import Tensor, nn
 
 from ...memory.render import Bar, draw_bars
 from ...offload import CastReport, GroupCost, Layer, fingerprint, keep_for_error, keep_for_size, output_db, ranked
 from ..core.compat import OVERRIDE
+from ..core.wrapper_kinds import APPLY_MODEL, OUTER_SAMPLE, PREDICT_NOISE
 from ..sampling.one_step import VelocityRecorder, call_once, relative_noise, sample_one_step
 from .cast import DIFFUSION_MODEL, CastSettings, cast_model
 from .independent import independent
 from .quantised import exchange
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 SIDE = 32  # latent cells: 256 px for most models
 BARS = 32
@@ -106,7 +108,7 @@ class Probe:
     def __init__(self, model: ModelPatcher, cast: ModelPatcher, report: CastReport, positive: Any) -> None:
         self._model = independent(model)
         self._model.patches = {}
-        for kind in (WrappersMP.OUTER_SAMPLE, WrappersMP.PREDICT_NOISE):  # these steps are no samplings to report
+        for kind in (OUTER_SAMPLE, PREDICT_NOISE):  # these steps are no samplings to report
             self._model.wrappers.pop(kind, None)
         self._model.model_options["transformer_options"].pop(OVERRIDE, None)
         self._network = DIFFUSION_MODEL.network(self._model.model)
@@ -118,7 +120,7 @@ class Probe:
         }
         self._positive = positive
         self._velocity = VelocityRecorder()
-        self._model.add_wrapper_with_key(WrappersMP.APPLY_MODEL, "headroom_sensitivity", self._velocity)
+        self._model.add_wrapper_with_key(APPLY_MODEL, "headroom_sensitivity", self._velocity)
         self._reference = self._step()
 
     def costs(self, settings: CastSettings) -> list[GroupCost]:

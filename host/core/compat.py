@@ -8,15 +8,17 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
 import comfy.patcher_extension
 import comfy.sample
 import comfy.sd
 import torch
-from comfy.model_patcher import ModelPatcher
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 RATIOS = ("downscale_ratio_spacial", "downscale_ratio_temporal")  # of an empty LATENT, in the host's spelling
 OVERRIDE = "optimized_attention_override"  # of attention: the host's key in transformer_options

@@ -10,13 +10,15 @@ import copy
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from comfy.model_patcher import ModelPatcher
 from torch import Tensor, nn
 
 from ...memory.prediction import fake_mode, fake_tree
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import WrappersMP
 from torch import nn
 
 from ...memory import Row
+from ..core.wrapper_kinds import APPLY_MODEL, OUTER_SAMPLE, PREPARE_SAMPLING
 from .questions import sampling_question
 from .runs import Following, measured
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 WRAPPER_KEY = "headroom_sampling"
 ROW, FOLLOWING = "headroom_row", "headroom_following"  # our entries in the host's transformer_options
@@ -22,8 +24,8 @@ ATTACHMENTS = "headroom"  # prefix of what our nodes attach to a model
 
 def measure_sampling(model: ModelPatcher) -> None:
     """Has a model's samplings measured, however many of our nodes it goes through. First of our wrappers."""
-    wrap(model, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, SamplingMeter())
-    wrap(model, WrappersMP.PREPARE_SAMPLING, WRAPPER_KEY, follow_when_loaded)
+    wrap(model, OUTER_SAMPLE, WRAPPER_KEY, SamplingMeter())
+    wrap(model, PREPARE_SAMPLING, WRAPPER_KEY, follow_when_loaded)
 
 
 def wrap(model: ModelPatcher, kind: str, key: str, wrapper: Callable[..., Any]) -> None:
@@ -53,7 +55,7 @@ class SamplingMeter:
             # The guider works on a clone of its options while it samples, so this ends with the run.
             options = guider.model_options.setdefault("transformer_options", {})
             options[ROW] = row
-            if COMPILED not in options.get("wrappers", {}).get(WrappersMP.APPLY_MODEL, {}):
+            if COMPILED not in options.get("wrappers", {}).get(APPLY_MODEL, {}):
                 # Within torch's modes a compiler would not compile.
                 options[FOLLOWING] = partial(_follow, following, guider.model_patcher.model, args[:2])
             return executor(*args, **kwargs)

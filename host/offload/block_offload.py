@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
 import torch
-from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import WrappersMP
 from torch import Tensor, nn
 
 from ...memory import Row, file_backed_bytes
@@ -20,9 +18,13 @@ from ...offload.prefetch import LayerPrefetch, Learned
 from ...offload.streamed import Traffic
 from ..core.compat import replays_steps
 from ..core.device import GB
+from ..core.wrapper_kinds import APPLY_MODEL, OUTER_SAMPLE
 from ..measure.wrappers import COMPILED, current_row, measure_sampling, wrap
 from .budget import Budget, layer_costs, least_weights, loads_by_the_host, plan_budget, set_budget
 from .host_internals import check_calls, check_model
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 GRANULARITIES = ("auto", "block", "leaf")
 DEFAULT_AHEAD = 2  # blocks
@@ -73,8 +75,8 @@ def apply_offload(
     if vram_budget_gb:
         check_model(model)
     result = model.clone()
-    result.remove_wrappers_with_key(WrappersMP.OUTER_SAMPLE, WRAPPER_KEY)
-    result.remove_wrappers_with_key(WrappersMP.APPLY_MODEL, WRAPPER_KEY)
+    result.remove_wrappers_with_key(OUTER_SAMPLE, WRAPPER_KEY)
+    result.remove_wrappers_with_key(APPLY_MODEL, WRAPPER_KEY)
     set_budget(result, None)
     if vram_budget_gb == 0:
         result.attachments.pop(ATTACHMENT, None)
@@ -94,10 +96,10 @@ def apply_offload(
     set_budget(result, budget)
     result.attachments[ATTACHMENT] = offload
     measure_sampling(result)
-    wrap(result, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, OffloadedSampling(offload))
+    wrap(result, OUTER_SAMPLE, WRAPPER_KEY, OffloadedSampling(offload))
     if budget is not None and budget.staging:
         check_calls(model)
-        wrap(result, WrappersMP.APPLY_MODEL, WRAPPER_KEY, prefetched)
+        wrap(result, APPLY_MODEL, WRAPPER_KEY, prefetched)
     return result, report(model, offload)
 
 
@@ -296,4 +298,4 @@ def _options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def _is_compiled(options: dict[str, Any]) -> bool:
     """Whether torch.compile runs the model: hooks would break its graph, and the host drops its streams there too."""
-    return COMPILED in options.get("wrappers", {}).get(WrappersMP.APPLY_MODEL, {})
+    return COMPILED in options.get("wrappers", {}).get(APPLY_MODEL, {})

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
 import torch
-from comfy.model_patcher import ModelPatcher
+from comfy import model_patcher
 
 from ...offload import block_lists
 from ...offload.costs import LayerCost
@@ -21,6 +21,9 @@ from ...offload.schedule import Plan, least_budget, ring_bytes, spread_residents
 from ...offload.staging import flat_bytes
 from ...offload.work import layer_work
 from .host_internals import HostChangedError, LoadOrder, check_loaded, layers_by_path
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 ATTRIBUTE = "headroom_budget"
 NETWORK = "diffusion_model."
@@ -71,7 +74,7 @@ def budget_of(model: ModelPatcher) -> Budget | None:
 def loads_by_the_host(model: ModelPatcher) -> bool:
     """Whether a model's loading is the host's own: another pack may have replaced it by its code."""
     loading = _base(type(model)).partially_load
-    return loading.__module__ == ModelPatcher.__module__ and "comfy" in loading.__module__
+    return loading.__module__ == model_patcher.ModelPatcher.__module__ and "comfy" in loading.__module__
 
 
 def _base(kind: type[ModelPatcher]) -> type[Any]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
-from comfy.model_base import BaseModel
-from comfy.model_patcher import ModelPatcher
+from comfy import model_patcher
 from torch import nn
 
-from ..core.internals import NEWEST_TESTED, OLDEST_TESTED
+from ..core.internals import NEWEST_TESTED, OLDEST_TESTED, find
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 LoadEntry = tuple[Any, ...]
 # Methods of ModelPatcher, with parameters that are passed to them.
@@ -69,7 +71,8 @@ def check_calls(model: ModelPatcher) -> None:
     Raises:
         HostChangedError: something is missing that prefetching needs.
     """
-    names = tuple(inspect.signature(BaseModel.apply_model).parameters) if hasattr(BaseModel, "apply_model") else ()
+    apply_model = find("comfy.model_base:BaseModel.apply_model")
+    names = () if apply_model is None else tuple(inspect.signature(apply_model).parameters)
     if names[: len(APPLY_MODEL)] != APPLY_MODEL:
         raise HostChangedError("BaseModel.apply_model")
     if not hasattr(model.model, "current_patcher"):
@@ -94,7 +97,7 @@ def layers_by_path(model: ModelPatcher) -> dict[str, nn.Module]:
     check_loader(model)
     # Host: an entry of this list ends with a module's path, the module, and the names of its weights. Not the model's
     # own method, whose list may be one of ours.
-    entries = ModelPatcher._load_list(model)
+    entries = model_patcher.ModelPatcher._load_list(model)
     if not all(len(entry) > 3 and isinstance(entry[-3], str) and isinstance(entry[-2], nn.Module) for entry in entries):
         raise HostChangedError("ModelPatcher._load_list")
     return {entry[-3]: entry[-2] for entry in entries}
@@ -127,7 +130,7 @@ class LoadOrder(list[LoadEntry]):
 
 def _missing(model: ModelPatcher) -> Iterator[str]:
     for name, parameters in METHODS.items():
-        method = getattr(ModelPatcher, name, None)
+        method = getattr(model_patcher.ModelPatcher, name, None)
         if method is None or not _takes(method, parameters):
             yield f"ModelPatcher.{name}"
     yield from (f"ModelPatcher.{name}" for name in ATTRIBUTES if not hasattr(model, name))

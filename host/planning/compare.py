@@ -5,14 +5,12 @@ from __future__ import annotations
 import gc
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
 import comfy.utils
 import numpy as np
 import torch
-from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 
 from ...attention import BACKENDS
@@ -22,10 +20,14 @@ from ...memory.render.comparison import Comparison, Measured, Outcome, render_co
 from ...memory.render.comparison_chart import draw_comparison
 from ..core.compat import is_out_of_memory, latent_for, unload_with_clones
 from ..core.device import describe_machine
+from ..core.wrapper_kinds import OUTER_SAMPLE
 from ..measure.wrappers import ROW, WRAPPER_KEY, wrap
 from ..sampling.one_step import middle_sigma, relative_noise, sample_one_step
 from .step_meter import StepMeter
 from .strategies import REFERENCE, NotHere, Strategy, Switches, compute_dtype, strategies
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def _outcome(work: Work, way: Strategy, latent: Tensor, reference: Tensor | None
     try:
         model = way.make(work.model)
         row, step = Row("comparison"), StepMeter(model)
-        wrap(model, WrappersMP.OUTER_SAMPLE, WRAPPER_KEY, CollectAttention(row))
+        wrap(model, OUTER_SAMPLE, WRAPPER_KEY, CollectAttention(row))
         sample_one_step(model, step, latent, work.positive, work.negative, work.cfg)
         remark = _what_ran(row, way.backend)
         velocity = step.velocity

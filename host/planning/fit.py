@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
-
-from comfy.model_patcher import ModelPatcher
+from typing import TYPE_CHECKING, Any
 
 from ...memory.prediction import (
     QUALITIES,
@@ -40,6 +38,9 @@ from ..sampling.guidance import guide_in_turns
 from ..vae.fallback import BudgetTooSmall
 from ..vae.settings import VAESettings
 from ..vae.wrapper import LowMemoryVAE, fits_in_one_piece, is_tileable, planned_vae
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 NEAR_EXACT_DB = 30.0  # signal to noise of a weight, from which on a cast changes a picture only a little
 # What may be cast to, nearest to the original first.

@@ -7,11 +7,11 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import comfy.model_management
 import numpy as np
 import torch
-from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
 from ...graph.prompt import Graph, parents, upstream
@@ -24,6 +24,9 @@ from ..core.nodes import display_names
 from ..measure.runs import LOG
 from ..measure.wrappers import settings_of
 from ..prediction.rows import ask
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 log = logging.getLogger(__name__)
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
 import torch
-from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
@@ -17,6 +16,9 @@ from ...memory.accelerator import counts_peaks, synchronise
 from ...memory.prediction import DOCUMENTED, THIS_MACHINE, LiveBytes
 from ..prediction.stages import chosen_card
 from ..sampling.one_step import model_call, velocity
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 # A step is timed again, and the shortest counts, until these seconds are spent or it has run this often.
 TIMED_SECONDS, MOST_TIMED = 1.0, 5

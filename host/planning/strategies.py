@@ -6,15 +6,18 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
-from comfy.model_patcher import ModelPatcher
 
 from ...attention import BACKENDS, AttentionCall
 from ...offload import STORAGES
 from ..attention.backend import BACKEND_CHOICES, apply_attention
 from ..casting.cast import CastSettings, cast_model
 from ..casting.quantised import why_not
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 DTYPES = ("float32", "float16", "bfloat16")
 CASTS = tuple(name for name, storage in STORAGES.items() if storage.scaled)
@@ -62,7 +65,7 @@ class Strategy:
     reloads: bool = False
 
 
-REFERENCE = Strategy("as it is", ModelPatcher.clone)
+REFERENCE = Strategy("as it is", lambda model: model.clone())
 
 
 def strategies(model: ModelPatcher, switches: Switches) -> Iterator[Strategy]:

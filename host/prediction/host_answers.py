@@ -9,16 +9,17 @@ from contextlib import ExitStack, contextmanager
 from functools import wraps
 from typing import Any
 
-import comfy.ldm.lightricks.model as lightricks
 import comfy.model_management as model_management
 import torch
 from torch import Tensor
 
 from ...memory.accelerator import is_here
 from ...memory.prediction import Card, LiveBytes
+from ..core.internals import find
 
 _ONE_AT_A_TIME = threading.RLock()
 KITCHEN = "comfy_kitchen."  # its modules keep the matrix by which int8_convrot turns weights
+LIGHTRICKS = "comfy.ldm.lightricks.model"
 LEAST_FREE = 2**20
 
 
@@ -40,9 +41,9 @@ def answering(answers: dict[str, Callable[..., Any]]) -> Iterator[None]:
 
 def uncached() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """Functions that cache tensors between calls, as (owner, name, the same function without a cache)."""
-    plain = getattr(getattr(lightricks, "generate_freq_grid_np", None), "__wrapped__", None)
+    plain = getattr(find(f"{LIGHTRICKS}:generate_freq_grid_np"), "__wrapped__", None)
     if plain is not None:
-        yield lightricks, "generate_freq_grid_np", plain
+        yield sys.modules[LIGHTRICKS], "generate_freq_grid_np", plain
     for name, module in list(sys.modules.items()):
         if name.startswith(KITCHEN) and hasattr(module, "_build_hadamard"):
             yield module, "_build_hadamard", _rotation

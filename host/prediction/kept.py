@@ -9,10 +9,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
 from ...memory.prediction import Card
@@ -22,6 +21,9 @@ from .calibrated import workspaces_for
 from .conditions import LEFT_OUT, MASK, hides_nothing
 from .step import READ_WRAPPERS, Step
 from .vae import Coding
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 MOST_KEPT = 32  # predictions of one model
 KEPT: weakref.WeakKeyDictionary[Any, OrderedDict[Any, Any]] = weakref.WeakKeyDictionary()

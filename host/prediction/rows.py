@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 
-from comfy.model_patcher import ModelPatcher
+from comfy import model_patcher
 
 from ...memory import Row
 from ...memory.prediction import Stage
@@ -49,6 +49,6 @@ def _coding(asked: AskedCoding) -> Stage | None:
     if module is None:
         return None
     vae = copy.copy(asked.bare)
-    vae.first_stage_model, vae.patcher = module, ModelPatcher(module, *asked.devices)
+    vae.first_stage_model, vae.patcher = module, model_patcher.ModelPatcher(module, *asked.devices)
     vae.patcher.object_patches.update(asked.patches)
     return coding_stage(Coding(vae, asked.x, asked.encodes, follow=True), own_card(vae.device))

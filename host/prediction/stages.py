@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management as model_management
 import torch
-from comfy.model_patcher import ModelPatcher
 from torch import Tensor
 
 from ...graph.kinds import DECODE, OUR_DECODE, TILED_DECODE
@@ -26,6 +25,9 @@ from .kept import coding_key, kept, step_key, text_key
 from .step import Step, predict_step, shape_in_model
 from .text import predict_text
 from .vae import Coding, predict_coding
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 
 @dataclass(frozen=True)

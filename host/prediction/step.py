@@ -6,15 +6,12 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management as model_management
 import comfy.samplers
 import comfy.utils
 import torch
-from comfy.ldm.modules.attention import attention_pytorch
-from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import WrappersMP
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -36,10 +33,15 @@ from ...memory.prediction import (
 )
 from ..attention.override import SIGMA, overrides_of
 from ..core.compat import OVERRIDE, latent_for
+from ..core.internals import find
+from ..core.wrapper_kinds import APPLY_MODEL, CALC_COND_BATCH, DIFFUSION_MODEL
 from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
 from .conditions import fake_conditions, fake_processed, has_idle_mask, without_idle_masks
 from .host_answers import answering, card_answers, free_memory_answer
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 # Beside the one that goes into the model: the noise and the start, both as they came and as the sampler scaled them,
 # and the last estimate.
@@ -48,7 +50,7 @@ SAMPLER_LATENTS = 5
 HOST_LISTS = ("weight_function", "bias_function")
 COUNTED = "headroom_counted"
 BOUNDLESS = 2**62
-READ_WRAPPERS = (WrappersMP.APPLY_MODEL, WrappersMP.DIFFUSION_MODEL, WrappersMP.CALC_COND_BATCH)
+READ_WRAPPERS = (APPLY_MODEL, DIFFUSION_MODEL, CALC_COND_BATCH)
 ALL = parse_blocks("all")
 
 
@@ -205,7 +207,7 @@ class StandIn:
             kind: {key: found for key, found in self.patcher.wrappers.get(kind, {}).items() if key != COMPILED}
             for kind in READ_WRAPPERS
         }
-        wrappers[WrappersMP.APPLY_MODEL] = {**wrappers[WrappersMP.APPLY_MODEL], COUNTED: [self._counted]}
+        wrappers[APPLY_MODEL] = {**wrappers[APPLY_MODEL], COUNTED: [self._counted]}
         inner["wrappers"] = {**inner.get("wrappers", {}), **wrappers}
         if not is_here(self.card.device):
             # This host has chosen its attention for a machine without such a card, which is an NVIDIA one.
@@ -238,9 +240,10 @@ class _AsOnCuda:
     previous: Callable[..., Tensor] | None
 
     def __call__(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
+        torchs: Callable[..., Tensor] = find("comfy.ldm.modules.attention:attention_pytorch")
         if self.previous is None:
-            return attention_pytorch(*args, **kwargs)
-        return self.previous(attention_pytorch, *args, **kwargs)
+            return torchs(*args, **kwargs)
+        return self.previous(torchs, *args, **kwargs)
 
 
 def _streamed(model: ModelPatcher, shape: torch.Size, card: Card) -> int:

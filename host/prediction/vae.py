@@ -10,7 +10,6 @@ from typing import Any
 
 import comfy.utils
 import torch
-from comfy.ldm.modules.diffusionmodules.model import vae_attention
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -28,6 +27,7 @@ from ...memory.prediction import (
     predict,
 )
 from ...vae import TilePlan
+from ..core.internals import find
 from ..vae.coding import Coder
 from ..vae.geometry import Decode, Encode, Geometry
 from ..vae.wrapper import LowMemoryVAE, is_tileable
@@ -106,7 +106,7 @@ class _StandIn:
         if card.device != vae.device:
             for part in copied.first_stage_model.modules():
                 if hasattr(part, "optimized_attention"):
-                    part.optimized_attention = vae_attention()
+                    part.optimized_attention = find("comfy.ldm.modules.diffusionmodules.model:vae_attention")()
         for path, patch in vae.patcher.object_patches.items():
             comfy.utils.set_attr(copied.first_stage_model, path, patch)
         copied.patcher = vae.patcher.clone()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from comfy.model_patcher import ModelPatcher
 
 from ..core.families import text_width
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 TOKENS = 256
 POOLED_SDXL = 1280  # its adm_in_channels hold the sizes of the picture too

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from comfy.model_patcher import ModelPatcher
-from comfy.patcher_extension import WrappersMP
-
+from ..core.wrapper_kinds import CALC_COND_BATCH
 from ..measure.wrappers import measure_sampling, wrap
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 WRAPPER_KEY = "headroom_in_turns"
 
@@ -17,7 +18,7 @@ def guide_in_turns(model: ModelPatcher) -> ModelPatcher:
     """A clone of ``model`` that computes one conditioning per call; the same result up to float rounding."""
     clone = model.clone()
     measure_sampling(clone)
-    wrap(clone, WrappersMP.CALC_COND_BATCH, WRAPPER_KEY, in_turns)
+    wrap(clone, CALC_COND_BATCH, WRAPPER_KEY, in_turns)
     return clone
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import comfy.sample
 import comfy.samplers
 import torch
-from comfy.model_patcher import ModelPatcher
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from comfy.model_patcher import ModelPatcher
 
 PART_OF_SAMPLING = 0.5
 SEED = 1

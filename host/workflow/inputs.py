@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from comfy.model_patcher import ModelPatcher
-from comfy.sd import CLIP, VAE
+from comfy import model_patcher, sd
 from torch import Tensor
 
 from ...graph.formats import as_number
@@ -16,8 +15,8 @@ from ...graph.to_api import entries_of
 Given = TypeVar("Given")
 # What the host gives or lets through, by the type of an input.
 TYPES: dict[str, type[Any] | tuple[type[Any], ...]] = {
-    "MODEL": ModelPatcher, "CLIP": CLIP, "VAE": VAE, "LATENT": dict, "CONDITIONING": list, "INT": (int, float),
-    "FLOAT": (int, float), "STRING": str, "BOOLEAN": bool,
+    "MODEL": model_patcher.ModelPatcher, "CLIP": sd.CLIP, "VAE": sd.VAE, "LATENT": dict, "CONDITIONING": list,
+    "INT": (int, float), "FLOAT": (int, float), "STRING": str, "BOOLEAN": bool,
 }  # fmt: skip
 
 
@@ -35,7 +34,7 @@ class Guided:
         cfg: 1 where guidance is off.
     """
 
-    model: ModelPatcher
+    model: model_patcher.ModelPatcher
     positive: list[Any]
     negative: list[Any]
     cfg: float
@@ -56,21 +55,21 @@ class Inputs(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         raise NotFollowed(f"{self.kind}: it has no {name}")
 
-    def model(self) -> ModelPatcher:
+    def model(self) -> model_patcher.ModelPatcher:
         """The MODEL at ``model``."""
-        return self._of("model", ModelPatcher, "model")
+        return self._of("model", model_patcher.ModelPatcher, "model")
 
-    def clip(self) -> CLIP:
+    def clip(self) -> sd.CLIP:
         """The CLIP at ``clip``."""
-        return self._of("clip", CLIP, "text encoder")
+        return self._of("clip", sd.CLIP, "text encoder")
 
-    def vae(self) -> VAE:
+    def vae(self) -> sd.VAE:
         """The VAE at ``vae``.
 
         Raises:
             RuntimeError: the host's own, for a checkpoint without one.
         """
-        vae: VAE = self._of("vae", VAE, "VAE")
+        vae: sd.VAE = self._of("vae", sd.VAE, "VAE")
         vae.throw_exception_if_invalid()
         return vae
 
