@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from headroom.tools.check import checks
+from headroom.tools.check import checks, suite
 
 ROOT = Path(__file__).parents[2]
 ENGINES = ("attention", "vae", "offload", "memory")
@@ -131,6 +131,18 @@ def test_the_map_is_of_this_tree() -> None:
     for folder, begin in folders.items():
         for name in re.findall(r"`([^`]+)`", begin):
             assert (ROOT / folder / name).exists(), f"{folder}: {name}"
+
+
+def test_the_slice_names_tests_that_there_are() -> None:
+    """`tools test --fast` would end with pytest's usage error."""
+    for entry in suite.fast_tests():
+        file, *names = entry.removeprefix("--deselect=").partition("[")[0].split("::")
+        place: ast.AST = ast.parse((ROOT / file).read_text(encoding="utf-8")) if names else ast.Module([], [])
+        assert (ROOT / file).exists(), entry
+        for name in names:
+            inside = {getattr(node, "name", ""): node for node in ast.iter_child_nodes(place)}
+            assert name in inside, entry
+            place = inside[name]
 
 
 def test_every_part_says_what_lives_there() -> None:
