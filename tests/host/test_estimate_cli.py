@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import nodes
 from headroom.host.prediction.header_loading import NotAHeader, loading_headers, read_header
+from headroom.host.workflow import dry_run
 from headroom.host.workflow.calling import with_choices
 from headroom.host.workflow.dry_run import DryRun
 from headroom.host.workflow.kinds import NEUTRAL
@@ -253,6 +254,62 @@ def test_what_takes_none_does_not(kind: str) -> None:
     run = DryRun(behind_the_decode(kind), named_card("sm86", 8.0)).run()
     assert run.unknown["20"] == f"{kind} is not known"
     assert run.complete
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(
+    ("number", "changes", "said"),
+    [
+        ("7", {"vae": ["4", 0]}, "VAEDecode: vae gets no VAE"),
+        ("7", {"samples": ["1", 0]}, "VAEDecode: samples gets no latent"),
+        ("7", {"vae": None}, "VAEDecode: vae gets no VAE"),
+        ("6", {"model": ["1", 2]}, "KSampler: model gets no model"),
+        ("6", {"positive": [1, 2, 3]}, "KSampler: positive gets no conditioning"),
+        ("6", {"cfg": "high"}, "KSampler: cfg is 'high', which is no number"),
+        ("4", {"clip": ["1", 0]}, "CLIPTextEncode: clip gets no text encoder"),
+        ("9", {"model": ["1", 2]}, "HeadroomOffload: model gets no MODEL"),
+        ("9", {"vram_budget_gb": "much"}, "HeadroomOffload: vram_budget_gb gets no FLOAT"),
+        ("9", {"granularity": "finest"}, "HeadroomOffload: granularity is 'finest', which is none of its choices"),
+    ],
+)
+def test_a_workflow_that_is_wired_wrongly_is_told_so(number: str, changes: Workflow, said: str) -> None:
+    workflow = sd15()
+    workflow["9"] = node("HeadroomOffload", model=["1", 0], vram_budget_gb=1.0, granularity="leaf")
+    workflow[number]["inputs"] |= changes
+    ours = {one.GET_SCHEMA().node_id: one for one in NODES}
+    assert DryRun(workflow, named_card("sm86", 8.0), ours=ours).run().unknown[number] == said
+
+
+@pytest.mark.usefixtures("models")
+def test_an_input_that_is_missing_is_named() -> None:
+    workflow = sd15()
+    del workflow["7"]["inputs"]["samples"]
+    assert DryRun(workflow, named_card("sm86", 8.0)).run().unknown["7"] == "VAEDecode: it has no samples"
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize("error", [KeyError("height"), TypeError("no size"), AssertionError("too small")])
+def test_whatever_a_node_of_the_hosts_raises_is_its_answer(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(nodes.EmptyLatentImage, "generate", lambda self, width, height, batch_size: fail())
+    run = DryRun(sd15(), named_card("sm86", 8.0)).run()
+    assert run.unknown["5"] == f"EmptyLatentImage: {error}"
+    assert not run.stages_followed
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize("error", [KeyError, TypeError, AttributeError])
+def test_a_fault_of_our_own_code_goes_up(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was reported as a node that was not followed."""
+
+    def fail(*_: Any) -> None:
+        raise error("a mistake")
+
+    monkeypatch.setattr(dry_run, "sampling_stage", fail)
+    with pytest.raises(error, match="a mistake"):
+        DryRun(sd15(), named_card("sm86", 8.0)).run()
 
 
 def test_an_answer_that_is_incomplete_is_no_yes(base: Path) -> None:
