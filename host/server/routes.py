@@ -38,7 +38,16 @@ def install() -> None:
 
 
 async def post_estimate(request: Any) -> Any:
-    """The forecast of ``{"prompt": workflow, "vram_gb", "ram_gb", "gpu", "limit"}``, without running it."""
+    """The forecast of a workflow, without running it.
+
+    Args:
+        request: a POST of ``{"prompt": workflow in the API format, "vram_gb", "ram_gb", "gpu", "limit"}``; all but the
+            first may be missing.
+
+    Returns:
+        The forecast's numbers with ``text`` and ``notes`` for people; status 400 with ``error``, a sentence, for what
+        makes no sense.
+    """
     from aiohttp import web
 
     from ..workflow.estimate import Terms, checked_prompt
@@ -53,7 +62,15 @@ async def post_estimate(request: Any) -> Any:
 
 
 async def post_fit(request: Any) -> Any:
-    """``{"workflow": in either format, "quality", "vram_gb", "gpu", "limit"}`` with our nodes put in."""
+    """A workflow with our nodes put in.
+
+    Args:
+        request: a POST of ``{"workflow": in either format, "quality", "vram_gb", "gpu", "limit"}``; all but the first
+            may be missing.
+
+    Returns:
+        What :func:`..workflow.fit_request.fit_workflow` gives; status 400 with ``error`` for what makes no sense.
+    """
     from aiohttp import web
 
     from ..workflow.fit_request import fit_workflow
@@ -67,7 +84,14 @@ async def post_fit(request: Any) -> Any:
 
 
 async def get_runs(request: Any) -> Any:
-    """What the run log holds of a prompt."""
+    """What the run log holds of a prompt.
+
+    Args:
+        request: a GET whose path ends with the prompt's id.
+
+    Returns:
+        ``{"prompt_id", "rows": […]}``; status 404 with ``error`` where nothing was measured of it.
+    """
     from aiohttp import web
 
     prompt = request.match_info["prompt_id"]

@@ -44,10 +44,15 @@ class DryRun:
     """A workflow in the API format, on a card.
 
     Attributes:
+        workflow: its nodes by their ids; not changed.
+        card: where it would run.
         stages: what was predicted, in the order of the workflow.
         unknown: nodes that were not followed, with the reason.
         notes: what the stages leave out.
-        ours: this pack's nodes by their ids.
+        results: what the nodes that were followed give, tensors without data.
+        loaded: what loaders gave before, by class and inputs: a file that two nodes load counts once.
+        mode: what the tensors are faked in.
+        ours: this pack's nodes by their ids, where the host has not loaded them.
     """
 
     workflow: Prompt
@@ -66,7 +71,7 @@ class DryRun:
         return Nodes(self.ours)
 
     def run(self) -> DryRun:
-        """Goes through all nodes.
+        """Goes through all nodes; what cannot be followed is listed in ``unknown``.
 
         Raises:
             ValueError: a link to a node that is not there, or a circle.
@@ -96,7 +101,12 @@ class DryRun:
         return not {kind for kind in kinds if not is_neutral(kind)}
 
     def forecast(self, limit: float, ram: int = 0) -> Forecast:
-        """The stages on the card."""
+        """The stages on the card.
+
+        Args:
+            limit: share of the card's memory that may be used.
+            ram: bytes of the machine's memory; 0: not asked.
+        """
         return Forecast(self.card, tuple(self.stages), limit, ram)
 
     def _value(self, value: Any) -> Any:

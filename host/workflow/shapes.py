@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def pixels_like(vae: Any, latent: Tensor) -> Tensor:
-    """What a latent decodes to: (B, H, W, C), frames in a row."""
+    """What a latent (B, C, [T,] h, w) decodes to: (B, H, W, C), frames in a row."""
     reach = vae.spacial_compression_decode()
     frames = 1
     if latent.ndim == 5:
@@ -21,7 +21,7 @@ def pixels_like(vae: Any, latent: Tensor) -> Tensor:
 
 
 def latent_like(vae: Any, pixels: Tensor) -> Tensor:
-    """What pixels (B, H, W, C) encode to."""
+    """What pixels (B, H, W, C) encode to: (B, C, h, w), of a VAE for video (1, C, T, h, w)."""
     reach = vae.spacial_compression_encode()
     height, width = (side // reach for side in pixels.shape[1:3])
     if vae.latent_dim == 2:

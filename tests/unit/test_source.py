@@ -114,6 +114,27 @@ def test_no_circles() -> None:
     assert not leads, sorted(str(path.relative_to(ROOT)) for path in leads)
 
 
+def named(path: Path) -> Iterator[str]:
+    """The classes of a module and its other names for types."""
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            names = (target.id for target in node.targets if isinstance(target, ast.Name))
+            yield from (name for name in names if name[0].isupper() and not name.isupper())
+
+
+def test_a_type_of_workflow_files_has_its_name_to_itself() -> None:
+    """What is called a node, a graph or a step elsewhere in the pack is something else, and has another name here."""
+    places: dict[str, list[Path]] = {}
+    for path in shipped():
+        for name in named(path):
+            places.setdefault(name, []).append(path.relative_to(ROOT))
+    rooms = {("graph",), ("host", "workflow"), ("host", "server")}
+    shared = {name: found for name, found in places.items() if len(found) > 1 and not name.startswith("_")}
+    assert not {name: found for name, found in shared.items() if any(path.parts[:-1] in rooms for path in found)}
+
+
 def test_rooms_stay_small() -> None:
     for room in [ROOT / "graph", *(ROOT / "host" / name for name in FLOOR)]:
         files = [path for path in room.glob("*.py") if path.name != "__init__.py"]
