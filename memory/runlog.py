@@ -57,7 +57,7 @@ class Row:
             an accelerator; None where nothing tells.
         question: what to predict the same work by, as the host's adapter keeps it; None where that was asked already,
             or never can be.
-        predicted: the answer, once somebody has asked.
+        predicted: the answer, once somebody has asked; of strips their plan, from the start.
         attention: calls that reached our override; None where attention was not ours to choose.
         lines: what was done, for people.
         notices: what did not go as asked, and what to do about it.

@@ -96,9 +96,10 @@ def unload_with_clones(model: ModelPatcher) -> None:
 def drop_cast_buffers() -> bool:
     """Has the host give up the memory by which it streams weights, as large as the largest it ever did: without dynamic
     VRAM it keeps that from one prompt to the next. Whether there was any; older hosts have none."""
-    if not getattr(comfy.model_management, "STREAM_CAST_BUFFERS", None):
+    reset = getattr(comfy.model_management, "reset_cast_buffers", None)
+    if reset is None or not getattr(comfy.model_management, "STREAM_CAST_BUFFERS", None):
         return False
-    comfy.model_management.reset_cast_buffers()
+    reset()
     return True
 
 

@@ -53,6 +53,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("comfy_execution.utils:get_executing_context", "Memory Report cannot tell which node did what"),
     Internal("nodes:NODE_DISPLAY_NAME_MAPPINGS", "reports call nodes by their ids"),
     Internal("nodes:NODE_CLASS_MAPPINGS", "whole workflows cannot be predicted"),
+    Internal("comfy.sd:CLIP", "whole workflows cannot be predicted"),
     Internal(f"{_MANAGEMENT}InterruptProcessingException", "reports say of cancelled work that it failed"),
     Internal(f"{_MANAGEMENT}OOM_EXCEPTION", "only torch's own errors count as out of memory"),
     Internal(f"{_WRAPPERS}OUTER_SAMPLE", "samplings are not measured, and no block is copied ahead"),
@@ -68,7 +69,17 @@ INTERNALS: tuple[Internal, ...] = (
     # ---------------------------------------------------------------------------- these are needed
     *_needed(LOCAL, f"{_WRAPPERS}APPLY_MODEL"),
     *_needed(
-        VAE,
+        PREDICTING,
+        "comfy.ldm.modules.attention:attention_pytorch",
+        "comfy.ldm.modules.diffusionmodules.model:vae_attention",
+        "comfy.sampler_helpers:convert_cond",
+        "comfy.samplers:calc_cond_batch",
+        "comfy.samplers:process_conds",
+        "comfy.utils:set_attr",
+        f"{_MANAGEMENT}minimum_inference_memory",
+    ),
+    *_needed(
+        (*VAE, *FIT),
         f"{_MANAGEMENT}load_models_gpu",
         "comfy.sd:VAE",
         "comfy.sd:VAE.vae_encode_crop_pixels",
@@ -76,7 +87,9 @@ INTERNALS: tuple[Internal, ...] = (
     ),
     *_needed(
         (*OFFLOAD, *PREDICTING),
+        "comfy.model_patcher:ModelPatcher",
         "comfy.model_patcher:ModelPatcher._load_list",
+        "comfy.model_base:BaseModel.apply_model",
         f"{_MANAGEMENT}module_size",
     ),
     *_needed(
@@ -87,6 +100,21 @@ INTERNALS: tuple[Internal, ...] = (
         f"{_MANAGEMENT}vram_state",
         f"{_MANAGEMENT}VRAMState",
     ),
+    *_needed((*CAST, *FIT), "comfy.utils:load_torch_file", "folder_paths:get_output_directory"),
+    *_needed(("HeadroomCast", *PREDICTING), "folder_paths:get_user_directory"),
+    *_needed(("HeadroomCast", *COMPARE), "comfy.sample:sample_custom", "comfy.samplers:KSAMPLER"),
+    *_needed((*PREDICTING, *COMPARE), "comfy.sample:fix_empty_latent_channels"),
+    *_needed((*COMPARE, *FIT, *VAE), f"{_MANAGEMENT}soft_empty_cache"),
+    *_needed(
+        (*CAST, *COMPARE, *FIT, *VAE),
+        "comfy.utils:ProgressBar",
+        f"{_MANAGEMENT}throw_exception_if_processing_interrupted",
+        f"{_MANAGEMENT}current_loaded_models",
+        f"{_MANAGEMENT}free_memory",
+    ),
+    *_needed(REPORT, f"{_MANAGEMENT}get_torch_device"),
+    *_needed((*VAE, *PREDICTING, *COMPARE), f"{_MANAGEMENT}extra_reserved_memory"),
+    *_needed((*VAE, *PREDICTING, *COMPARE, *REPORT), f"{_MANAGEMENT}get_total_memory"),
 )
 
 

@@ -20,6 +20,7 @@ from ...memory.prediction import CannotPredict
 from ...memory.render import MemoryBar, NodeReport, draw_report, measured_bar, render_report
 from ..attention.override import overrides_of
 from ..core.device import describe_machine
+from ..core.internals import missing, withheld
 from ..core.nodes import display_names
 from ..measure.runs import LOG
 from ..measure.wrappers import settings_of
@@ -75,8 +76,8 @@ def _node_reports(prompt: str, node: str, graph: Graph) -> Iterator[NodeReport]:
 
 
 def _ask(row: Row) -> None:
-    """Has a row's work predicted; a report must not fail for it."""
-    if row.outcome != "done":
+    """Has a row's work predicted, unless it has told already; a report must not fail for it."""
+    if row.outcome != "done" or row.predicted is not None or "HeadroomEstimate" in withheld(missing()):
         return
     try:
         ask(row)

@@ -14,7 +14,9 @@ from .vae import Coding
 
 
 def ask(row: Row) -> None:
-    """Has a row's work predicted, once; it stays unpredicted where its model is gone or the answer is in doubt.
+    """Has a row's work predicted, once: strips, of which the row knows the plan, are followed to the byte.
+
+    What was known stays where the model is gone or the answer is in doubt.
 
     Raises:
         CannotPredict, ValueError, RuntimeError: the prediction failed.

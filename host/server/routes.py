@@ -14,6 +14,7 @@ from ...memory import row_numbers
 from ..measure.runs import LOG
 
 ESTIMATE, FIT, RUNS = "/headroom/estimate", "/headroom/fit", "/headroom/runs/{prompt_id}"
+FOLLOW = "follow"  # of a GET for runs: predict to the byte first
 PROMPT_PATHS = ("/prompt", "/api/prompt")
 Handler = Callable[[Any], Awaitable[Any]]
 
@@ -95,6 +96,10 @@ async def get_runs(request: Any) -> Any:
     from aiohttp import web
 
     prompt = request.match_info["prompt_id"]
+    if FOLLOW in request.query:
+        from ..workflow.followed import follow_rows
+
+        await asyncio.get_running_loop().run_in_executor(_WORKER, follow_rows, prompt)
     rows = [row_numbers(node, row) for node in LOG.nodes(prompt) for row in LOG.rows(prompt, node)]
     if not rows:
         sentence = f"prompt '{prompt}': nothing was measured of it here, or too many prompts have run since"

@@ -117,6 +117,7 @@ class Coder:
         exact = self.strips.exact_pass(x, row)
         out = self.strips.run(x, exact)
         row.lines += self.strips.describe(exact)
+        row.predicted = self.strips.planned(x, exact)
         return out
 
     def in_tiles(self, x: Tensor, row: Row) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...memory import Row
 from ...memory.link import link_speed
+from ...memory.prediction import Prediction
 from ...memory.units import format_bytes
 from ...vae.exact import CannotRecord, DoesNotFit, ExactRun, FollowedRun, PlannedRun, Report, Schedule, StoreOverflow
 from ...vae.exact.planning.card import figures_of
@@ -83,6 +84,13 @@ class StripCoder:
         several = x.shape[0] > self.geometry.slice_step(x)
         gathers = several and self.vae.output_device.type == self.vae.device.type
         return self.geometry.output_bytes(x) if gathers else 0
+
+    def planned(self, x: Tensor, exact: ExactPass) -> Prediction | None:
+        """What the strips that ran had planned to stay within; None where nothing was planned."""
+        if exact.report is None:
+            return None
+        peak = exact.report.peak + self.gathered_bytes(x)
+        return Prediction.of_plan(int(self.vae.patcher.model_size()), peak, "strips, as planned")
 
     def describe(self, exact: ExactPass) -> Iterator[str]:
         """What ran, for the report."""

@@ -41,10 +41,10 @@ def beside_the_prompt() -> Iterator[None]:
         yield
 
 
-Answer = tuple[Any, str, Callable[..., Any]]
+Substitute = tuple[Any, str, Callable[..., Any]]
 
 
-def _quiet() -> Iterator[Answer]:
+def _quiet() -> Iterator[Substitute]:
     """The user's cancel is for the prompt, and so is the bar on the node's face."""
     yield comfy.model_management, "throw_exception_if_processing_interrupted", lambda: None
     yield comfy.utils, "PROGRESS_BAR_HOOK", lambda *_, **__: None
@@ -63,7 +63,7 @@ class OwnKernels(TorchFunctionMode):
             kernel for name, kernel in SWITCHES.items() if getattr(torch.backends.cuda, name, lambda: True)()
         ]
 
-    def answers(self) -> Iterator[Answer]:
+    def answers(self) -> Iterator[Substitute]:
         """What ``sdpa_kernel`` reads and sets, and how others ask for it."""
         yield torch.nn.attention, "_cur_sdpa_kernel_backends", self._current
         yield torch.nn.attention, "_sdpa_kernel", self._set

@@ -64,6 +64,11 @@ class Prediction:
     seconds: float = 0.0
     bound: bool = False
 
+    @classmethod
+    def of_plan(cls, weights: int, peak: int, operator: str) -> Prediction:
+        """Of work that keeps within a planned ``peak`` of bytes above the weights."""
+        return cls(weights, peak, peak, operator=operator, timeline=(peak,), bound=True)
+
     @property
     def peak(self) -> int:
         """Bytes at most."""

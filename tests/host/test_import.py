@@ -50,7 +50,7 @@ def noted(name, function):
 for name in ("is_available", "device_count", "_lazy_init", "mem_get_info", "get_device_properties"):
     setattr(torch.cuda, name, noted(name, getattr(torch.cuda, name)))
 sys.pycache_prefix = sys.kept
-for part in ("attention", "host", "memory", "nodes", "offload", "vae"):
+for part in ("attention", "graph", "host", "memory", "nodes", "offload", "vae"):
     compileall.compile_dir(f"{sys.pack}/{part}", quiet=1)
 loop = asyncio.new_event_loop()
 watching = True

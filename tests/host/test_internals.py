@@ -154,7 +154,7 @@ def used(file: Path) -> Iterator[str]:
                     yield f"{node.module}:{alias.name}"
     for node in ast.walk(tree):
         owner = modules.get(ast.unparse(node.value)) if isinstance(node, ast.Attribute) else None
-        if owner is not None and not module_file(f"{owner}.{node.attr}"):
+        if owner is not None and not node.attr.startswith("__") and not module_file(f"{owner}.{node.attr}"):
             yield f"{owner}:{node.attr}"
 
 

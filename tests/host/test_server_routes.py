@@ -217,6 +217,24 @@ class TestRuns:
         rows = client.get(f"/headroom/runs/{prompt}")["rows"]
         assert [row["live_bytes"] is not None for row in rows] == [reported] * 2
 
+    def test_strips_tell_their_plan_and_are_followed_when_asked(self, client: Client) -> None:
+        """A report shows what the plan stays within, at no cost; to the byte it is found for who asks."""
+        workflow = with_headroom(seed=54, vae={"method": "exact"})
+        prompt = client.run(workflow).prompt_id
+
+        def decode(query: str = "") -> dict[str, Any]:
+            rows = client.get(f"/headroom/runs/{prompt}{query}")["rows"]
+            (row,) = [row for row in rows if row["work"] == "decode"]
+            return row
+
+        planned = decode()
+        assert planned["predicted"]["bound"]
+        assert planned["live_bytes"] <= planned["predicted"]["live"]
+        followed = decode("?follow=1")
+        assert followed["live_bytes"] == planned["live_bytes"]
+        assert not followed["predicted"]["bound"]
+        assert followed["predicted"]["live"] == pytest.approx(followed["live_bytes"], rel=0.02)
+
     def test_of_an_unknown_prompt(self, client: Client) -> None:
         with pytest.raises(PromptRejected, match=r'"error": "prompt \'x\': nothing was measured of it here') as failure:
             client.get("/headroom/runs/x")
