@@ -26,10 +26,11 @@ from headroom.host.casting.cast import CastSettings, cast_model
 from headroom.host.casting.quantised import is_quantised
 from headroom.host.core import compat
 from headroom.host.measure.runs import LOG
-from headroom.host.offload import block_offload as offload
+from headroom.host.offload import block_offload, offloaded_sampling
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.offload.budget import budget_of, layer_costs, least_weights, set_budget
 from headroom.host.offload.host_internals import ATTRIBUTES, MANAGEMENT, METHODS, HostChangedError
+from headroom.host.offload.offloaded_sampling import is_streamed
 from headroom.memory import file_backed_bytes
 from headroom.offload import block_lists
 from headroom.offload.prefetch import LayerPrefetch
@@ -67,9 +68,9 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> list[LayerPrefetch]:
             super().__init__(*args)
             made.append(self)
 
-    monkeypatch.setattr(offload, "LayerPrefetch", Noted)
-    monkeypatch.setattr(offload, "acts_on", lambda device: True)
-    monkeypatch.setattr(offload, "hidden", poison)
+    monkeypatch.setattr(offloaded_sampling, "LayerPrefetch", Noted)
+    monkeypatch.setattr(block_offload, "acts_on", lambda device: True)
+    monkeypatch.setattr(offloaded_sampling, "hidden", poison)
     return made
 
 
@@ -375,7 +376,7 @@ class TestPrefetch:
         layers = {
             path: m for path, m in ours.model.named_modules() if hasattr(m, "comfy_cast_weights") and m._parameters
         }
-        assert {path for path, m in layers.items() if not offload.is_streamed(m)} == budget.resident & set(layers)
+        assert {path for path, m in layers.items() if not is_streamed(m)} == budget.resident & set(layers)
 
     def test_other_residents_of_the_same_size_are_loaded_anew(self, engines: list[LayerPrefetch]) -> None:
         family = FAMILIES["flux"]
@@ -393,8 +394,8 @@ class TestPrefetch:
         other = first.clone()
         set_budget(other, dataclasses.replace(budget, resident=budget.resident - {out} | {back}))
         assert torch.equal(sample(other, family), stock)
-        assert offload.is_streamed(other.model.get_submodule(out))
-        assert not offload.is_streamed(other.model.get_submodule(back))
+        assert is_streamed(other.model.get_submodule(out))
+        assert not is_streamed(other.model.get_submodule(back))
 
     @pytest.mark.parametrize("error", [RuntimeError, comfy.model_management.InterruptProcessingException])
     def test_an_error_or_a_cancel_in_the_middle_of_a_step(

@@ -27,6 +27,7 @@ FLOORS = (
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 BESIDE = {("casting", "sampling")}  # arrows between rooms of one floor
 MOST_IN_A_ROOM = 10
+MOST_LINES, MOST_METHODS = 300, 20
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -139,6 +140,16 @@ def test_rooms_stay_small() -> None:
     for room in [ROOT / "graph", *(ROOT / "host" / name for name in FLOOR)]:
         files = [path for path in room.glob("*.py") if path.name != "__init__.py"]
         assert len(files) <= MOST_IN_A_ROOM, room
+
+
+def test_files_and_classes_are_short() -> None:
+    long = [path for path in shipped() if path.read_text(encoding="utf-8").count("\n") > MOST_LINES]
+    assert not long
+    for path in shipped():
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                methods = [one for one in node.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+                assert len(methods) <= MOST_METHODS, f"{path.relative_to(ROOT)}: {node.name}"
 
 
 def test_the_map_is_of_this_tree() -> None:
