@@ -33,27 +33,18 @@ FILES = {
 
 
 def load() -> tuple[list[type[io.ComfyNode]], list[str]]:
-    """The nodes that this host can have, and a sentence for each that it cannot, and for all else that is lost."""
+    """The nodes that this host can have, and a sentence for all that is lost."""
     lacking = missing()
     without = withheld(lacking)
-    nodes, sentences = (
-        [],
-        [
-            f"this ComfyUI has no {internal.path.replace(':', '.')}: {internal.lost}; {TESTED}"
-            for internal in lacking
-            if internal.lost
-        ],
-    )
+    nodes, sentences = [], [internal.sentence for internal in lacking]
     for node, file in FILES.items():
-        reason = f"this ComfyUI has no {without[node].replace(':', '.')}" if node in without else ""
-        if not reason:
-            try:
-                nodes.append(getattr(importlib.import_module(f".{file}", __name__), node))
-                continue
-            except (ImportError, AttributeError) as error:
-                log.debug("Headroom: %s", node, exc_info=True)
-                reason = str(error)
-        sentences.append(f"the node {node} is not there, {reason}; {TESTED}")
+        if node in without:
+            continue
+        try:
+            nodes.append(getattr(importlib.import_module(f".{file}", __name__), node))
+        except (ImportError, AttributeError) as error:
+            log.debug("Headroom: %s", node, exc_info=True)
+            sentences.append(f"{node} cannot be offered: {error}; {TESTED}")
     return nodes, sentences
 
 
@@ -69,7 +60,7 @@ class HeadroomExtension(ComfyExtension):
         try:
             from ..host.server.routes import install
         except (ImportError, AttributeError) as error:
-            log.warning("Headroom: its routes are not there, %s; %s", error, TESTED)
+            log.warning("Headroom: its routes are not there: %s; %s", error, TESTED)
         else:
             install()
 

@@ -12,6 +12,7 @@ import comfy.model_management as model_management
 import torch
 
 from ...host.core.device import GB
+from ...host.core.internals import missing
 
 NVIDIA = Path("/proc/driver/nvidia/version")
 
@@ -31,6 +32,7 @@ def describe(device: torch.device, pack: Path) -> dict[str, Any]:
         "vram_state": model_management.vram_state.name,
         "dynamic_vram": _has_dynamic_vram(),
         "headroom": _version(pack),
+        "missing": [internal.sentence for internal in missing()],
     }
 
 
@@ -44,6 +46,7 @@ def head(machine: dict[str, Any]) -> list[str]:
         f"Headroom {machine['headroom']} · ComfyUI {machine['comfyui']} · torch {machine['torch']}"
         f" · Python {machine['python']}",
         f"{machine['device']}{own}{driver} · {ram:.0f} GB RAM · {machine['system']}{loading}",
+        *(f"! {sentence}" for sentence in machine["missing"]),
     ]
 
 

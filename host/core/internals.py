@@ -27,8 +27,8 @@ class Internal:
 
     Attributes:
         path: ``module:name``, or ``module:Class.name``.
-        lost: what is not there without it, as a clause; said besides the nodes.
-        nodes: ids of the nodes that are not offered without it; the others go on without what is lost.
+        lost: what is not there without it, as a clause; where it costs no node.
+        nodes: ids of the nodes that are not offered without it.
     """
 
     path: str
@@ -39,6 +39,12 @@ class Internal:
     def found(self) -> bool:
         """Whether this host has it."""
         return find(self.path, _NOWHERE) is not _NOWHERE
+
+    @property
+    def sentence(self) -> str:
+        """What its absence means, and what to do."""
+        without = f"without which {', '.join(self.nodes)} cannot be offered" if self.nodes else f"so that {self.lost}"
+        return f"this ComfyUI has no {self.path.replace(':', '.')}, {without}; {TESTED}"
 
 
 def _needed(nodes: tuple[str, ...], *paths: str) -> Iterator[Internal]:
@@ -135,10 +141,6 @@ def missing() -> list[Internal]:
     return [internal for internal in INTERNALS if not internal.found]
 
 
-def withheld(lacking: Iterable[Internal]) -> dict[str, str]:
-    """Nodes that cannot be offered, by their ids, each with the first name that it lacks."""
-    found: dict[str, str] = {}
-    for internal in lacking:
-        for node in internal.nodes:
-            found.setdefault(node, internal.path)
-    return found
+def withheld(lacking: Iterable[Internal]) -> frozenset[str]:
+    """Ids of the nodes that cannot be offered."""
+    return frozenset(node for internal in lacking for node in internal.nodes)

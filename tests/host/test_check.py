@@ -406,7 +406,7 @@ def test_as_a_script_it_writes_the_json_alone(tmp_path: Path) -> None:
     assert set(written) == {"format", "machine", "sizes", "seconds", "interrupted", "held", "rows"}
     assert set(written["machine"]) == {
         "device", "device_type", "device_bytes", "ram_bytes", "driver", "torch", "python", "system", "comfyui",
-        "vram_state", "dynamic_vram", "headroom",
+        "vram_state", "dynamic_vram", "headroom", "missing",
     }  # fmt: skip
     assert written["machine"]["comfyui"] == ENVIRONMENT.version
     assert {row["part"] for row in written["rows"]} == {"offload", "prefetch"}
