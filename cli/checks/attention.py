@@ -13,7 +13,7 @@ from ...attention import BACKENDS
 from ...host.attention.backend import BACKEND_CHOICES, apply_attention
 from ...memory.runlog import AttentionKey
 from .bench import Bench, decibels, noise_of, said_db
-from .rows import Check, Found, Outcome, held
+from .rows import Check, CheckOutcome, Found, held
 
 EXACT_DB = 80.0  # of a model in float32
 ROUNDINGS = 4.0  # the stock result is one rounding from the truth, and so is ours: apart by two, and as much again
@@ -45,7 +45,7 @@ def _rounding(bench: Bench, stock: Tensor) -> float:
 def _say_rounding(noise: float, needed: float) -> Found:
     db = decibels(noise)
     text = f"ComfyUI's own is {said_db(db)} from float32, so exact means {needed:.0f} dB and more from it"
-    return Outcome.SEEN, text, {"db": db}
+    return CheckOutcome.SEEN, text, {"db": db}
 
 
 def _backend(bench: Bench, name: str, stock: Tensor, needed: float) -> Found:
@@ -57,13 +57,13 @@ def _backend(bench: Bench, name: str, stock: Tensor, needed: float) -> Found:
     for key, count in calls.items():
         ran[key.backend] += count
     if name in BACKENDS and not ran[name]:
-        return Outcome.NOT_HERE, _why_not(calls), {}
+        return CheckOutcome.NOT_HERE, _why_not(calls), {}
     noise = noise_of(result, stock)
     db = decibels(noise)
     text = said_db(db) + ("" if name in BACKENDS else f", by {', '.join(ran)}")
     numbers = {"db": db, "calls": dict(ran)}
     if any(backend in BACKENDS and not BACKENDS[backend].exact for backend in ran):
-        return Outcome.SEEN, f"{text}; it quantises, and is never chosen unasked", numbers
+        return CheckOutcome.SEEN, f"{text}; it quantises, and is never chosen unasked", numbers
     return held(db >= needed), text, numbers
 
 

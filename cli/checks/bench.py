@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...host.measure.runs import LOG
-from ...memory import Row as LogRow
+from ...memory import Row
 from . import generated
 from .clock import Clock
 from .probe import convolution_speed, product_speed
@@ -134,7 +134,7 @@ class Bench:
     def median_step(self, model: Any) -> float:
         return statistics.median(self.step_seconds(model))
 
-    def logged(self) -> LogRow:
+    def logged(self) -> Row:
         """The last row of the run log: what a Memory Report would show."""
         return LOG.rows("", "")[-1]
 

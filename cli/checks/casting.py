@@ -13,7 +13,7 @@ from ...host.casting.quantised import why_not
 from ...host.planning.strategies import CASTS
 from ...offload import STORAGES
 from .bench import Bench, decibels, noise_of, said_bytes
-from .rows import Check, Found, Outcome, held
+from .rows import Check, CheckOutcome, Found, held
 
 TOLERANCE_DB = 1.0  # that a weight may be below what its storage promises of normally distributed ones
 SCALES = 1.05  # times the bits of a weight, what is kept of it at most
@@ -29,7 +29,7 @@ def checks(bench: Bench) -> Iterator[Check]:
 def _storage(bench: Bench, name: str, stock: Tensor) -> Found:
     lacking = why_not(STORAGES[name])
     if lacking is not None:
-        return Outcome.NOT_HERE, lacking, {}
+        return CheckOutcome.NOT_HERE, lacking, {}
     bench.say(f"casting to {name}")
     model, report = cast_model(bench.model, CastSettings(name))
     before, after = int(bench.model.model_size()), int(model.model_size())

@@ -15,7 +15,7 @@ from ...host.offload.block_offload import DEFAULT_AHEAD, apply_offload, cannot_p
 from ...host.offload.budget import Budget, budget_of, least_weights
 from ...memory.link import link_speed
 from .bench import Bench, said_bytes
-from .rows import Check, Found, Outcome, held
+from .rows import Check, CheckOutcome, Found, held
 
 MB = 2**20
 ROUNDS = 3
@@ -75,7 +75,7 @@ class Streaming:
         ours = self.within(self.budget)
         budget = budget_of(ours)
         if budget is None:
-            return Outcome.NOT_HERE, "; ".join(ours.attachments["headroom_offload"].notes), {}
+            return CheckOutcome.NOT_HERE, "; ".join(ours.attachments["headroom_offload"].notes), {}
         taken = self._weights_taken(ours, budget)
         text = f"weights and staging took {said_bytes(taken)} of the {said_bytes(self.budget)} allowed"
         return held(taken <= SLACK * self.budget), text, {"budget": self.budget, "taken": taken}
@@ -173,7 +173,7 @@ def prefetch_checks(bench: Bench) -> Iterator[Check]:
 
 
 def _refused(reason: str) -> Found:
-    return Outcome.NOT_HERE, reason, {}
+    return CheckOutcome.NOT_HERE, reason, {}
 
 
 def ms(seconds: float) -> str:

@@ -12,7 +12,7 @@ import comfy.model_management as model_management
 from ...host.core.compat import is_out_of_memory
 from . import attention, casting, offload, prediction, speed, vae
 from .bench import Bench
-from .rows import Check, Outcome, Row
+from .rows import Check, CheckOutcome, CheckRow
 
 NO_TIME = "no time left: give it more --seconds"
 
@@ -46,10 +46,10 @@ PARTS = (
 )
 
 
-def rows(part: Part, bench: Bench) -> Iterator[Row]:
+def rows(part: Part, bench: Bench) -> Iterator[CheckRow]:
     """Of a part, each as soon as it is known. What raises is a row as well, and the next is looked at."""
     if bench.is_over:
-        yield Row(part.name, Outcome.NOT_RUN, NO_TIME)
+        yield CheckRow(part.name, CheckOutcome.NOT_RUN, NO_TIME)
         return
     checks = part.checks(bench)
     while True:
@@ -60,15 +60,15 @@ def rows(part: Part, bench: Bench) -> Iterator[Row]:
             return
         if check is None:
             return
-        yield Row(check.name, Outcome.NOT_RUN, NO_TIME) if bench.is_over else _row(check, bench)
+        yield CheckRow(check.name, CheckOutcome.NOT_RUN, NO_TIME) if bench.is_over else _row(check, bench)
 
 
-def _row(check: Check, bench: Bench) -> Row:
+def _row(check: Check, bench: Bench) -> CheckRow:
     try:
         with ending(bench):
-            return Row(check.name, *check.look())
+            return CheckRow(check.name, *check.look())
     except model_management.InterruptProcessingException:
-        return Row(check.name, Outcome.NOT_RUN, NO_TIME)
+        return CheckRow(check.name, CheckOutcome.NOT_RUN, NO_TIME)
     except Exception as error:  # as above
         return _failed(check.name, error, bench)
 
@@ -86,8 +86,8 @@ def ending(bench: Bench) -> Iterator[None]:
         model_management.interrupt_current_processing(False)
 
 
-def _failed(name: str, error: Exception, bench: Bench) -> Row:
-    row = Row(name, Outcome.FAILED, sentence(error))
+def _failed(name: str, error: Exception, bench: Bench) -> CheckRow:
+    row = CheckRow(name, CheckOutcome.FAILED, sentence(error))
     del error  # it holds every tensor of what failed
     model_management.unload_all_models()
     model_management.soft_empty_cache()

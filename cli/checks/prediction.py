@@ -11,8 +11,8 @@ from ...host.vae.settings import VAESettings
 from ...host.vae.wrapper import low_memory_vae
 from ...memory.prediction.forecast import SPREAD_CPU, SPREAD_GPU
 from .bench import Bench, said_bytes
-from .rows import Check, Found, Outcome, held
-from .vae import Coding
+from .rows import Check, CheckOutcome, Found, held
+from .vae import GeneratedCoding
 
 LITTLE = 2**18  # bytes that a model keeps from one call to the next
 
@@ -34,7 +34,7 @@ def _step(bench: Bench) -> Found:
 
 def _decode(bench: Bench, method: str) -> Found:
     bench.say("prediction of a decode")
-    coding = Coding.decode(bench)
+    coding = GeneratedCoding.decode(bench)
     budget = 1024.0 if method == "auto" else 0.0
     strips = 0 if method == "auto" else coding.side // 4
     vae = low_memory_vae(bench.vae, VAESettings(method=method, vram_budget_gb=budget, tile_size=strips))
@@ -48,7 +48,7 @@ def _beside(bench: Bench) -> Found:
     ask(row)
     if row.live is None or row.predicted is None:
         missing = "measured" if row.live is None else "predicted"
-        return Outcome.NOT_HERE, f"it is not {missing} on {bench.device.type}", {}
+        return CheckOutcome.NOT_HERE, f"it is not {missing} on {bench.device.type}", {}
     measured, predicted = row.live, row.predicted
     # An allocator counts what kernels hold inside as well; on a CPU tensors are followed one by one.
     low, high = predicted.live, predicted.activations if bench.counts_bytes else predicted.live

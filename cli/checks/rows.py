@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any
 
 
-class Outcome(Enum):
+class CheckOutcome(Enum):
     """What came of a row.
 
     HELD, BROKEN: a promise of the pack's, with its limit. SEEN: a number without one. FAILED: it raised. NOT_HERE:
@@ -24,11 +24,11 @@ class Outcome(Enum):
 
     @property
     def is_good(self) -> bool:
-        return self in (Outcome.HELD, Outcome.SEEN, Outcome.NOT_HERE)
+        return self in (CheckOutcome.HELD, CheckOutcome.SEEN, CheckOutcome.NOT_HERE)
 
 
 @dataclass(frozen=True)
-class Row:
+class CheckRow:
     """One thing that was looked at.
 
     Attributes:
@@ -39,12 +39,12 @@ class Row:
     """
 
     name: str
-    outcome: Outcome
+    outcome: CheckOutcome
     text: str
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
-Found = tuple[Outcome, str, dict[str, Any]]
+Found = tuple[CheckOutcome, str, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,6 @@ class Check:
     look: Callable[[], Found]
 
 
-def held(condition: bool) -> Outcome:
+def held(condition: bool) -> CheckOutcome:
     """Whether a promise was kept."""
-    return Outcome.HELD if condition else Outcome.BROKEN
+    return CheckOutcome.HELD if condition else CheckOutcome.BROKEN

@@ -16,8 +16,8 @@ from ...host.vae.wrapper import low_memory_vae
 from .bench import Bench, said_bytes
 from .clock import by_turns, medians
 from .offload import ms
-from .rows import Check, Found, Outcome, held
-from .vae import Coding, taken
+from .rows import Check, CheckOutcome, Found, held
+from .vae import GeneratedCoding, taken
 
 ROUNDS = 3
 SHARE = 0.25  # of the seconds; no further round begins after them
@@ -33,8 +33,8 @@ class Decodes:
     bench: Bench
 
     @cached_property
-    def coding(self) -> Coding:
-        return Coding.decode(self.bench)
+    def coding(self) -> GeneratedCoding:
+        return GeneratedCoding.decode(self.bench)
 
     @cached_property
     def tile(self) -> int:
@@ -90,7 +90,7 @@ class Decodes:
         if name == TILES:
             text += f", tiles of {self.tile} px"
         if name in (UNTILED, TILES):
-            return Outcome.SEEN, text, numbers
+            return CheckOutcome.SEEN, text, numbers
         beside = median[name] / median[TILES]
         text += f": {median[name] / median[UNTILED]:.2f}x untiled, {beside:.2f}x core's tiles; {said_runs(runs)}"
         return held(beside <= NO_SLOWER), text, numbers

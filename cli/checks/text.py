@@ -8,17 +8,17 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .rows import Outcome, Row
+from .rows import CheckOutcome, CheckRow
 
 WIDTH, MARK, NAME = 100, 10, 23
 FORMAT = 1  # of the JSON
 TOGETHER = ("attention", "casting")  # parts with many rows, which the short text puts into a line if they held
-MAY_HOLD = (Outcome.HELD, Outcome.BROKEN, Outcome.FAILED, Outcome.NOT_RUN)
+MAY_HOLD = (CheckOutcome.HELD, CheckOutcome.BROKEN, CheckOutcome.FAILED, CheckOutcome.NOT_RUN)
 
-Found = Mapping[str, Sequence[Row]]  # rows by part
+RowsByPart = Mapping[str, Sequence[CheckRow]]  # rows by part
 
 
-def table_row(row: Row) -> str:
+def table_row(row: CheckRow) -> str:
     """A row of the table: whether it held, what, and the result, wrapped under itself."""
     first = f"  {row.outcome.value:<{MARK}}{row.name:<{NAME}}"
     rest = " " * (2 + MARK + NAME)
@@ -27,22 +27,22 @@ def table_row(row: Row) -> str:
     )
 
 
-def verdict(found: Found, seconds: float, interrupted: bool) -> str:
+def verdict(found: RowsByPart, seconds: float, interrupted: bool) -> str:
     """How many promises held, what became of the others, and how long it took."""
     count = Counter(row.outcome for rows in found.values() for row in rows)
-    parts = [f"{count[Outcome.HELD]} of {sum(count[one] for one in MAY_HOLD)} promises held"]
+    parts = [f"{count[CheckOutcome.HELD]} of {sum(count[one] for one in MAY_HOLD)} promises held"]
     parts += [f"{count[one]} {word}" for one, word in OTHERS.items() if count[one]]
     stopped = ["stopped before the end"] * interrupted
     return ", ".join([*parts, *stopped, f"{seconds:.0f} s"])
 
 
 OTHERS = {
-    Outcome.BROKEN: "did not", Outcome.FAILED: "failed", Outcome.NOT_RUN: "not looked at",
-    Outcome.NOT_HERE: "not for this machine",
+    CheckOutcome.BROKEN: "did not", CheckOutcome.FAILED: "failed", CheckOutcome.NOT_RUN: "not looked at",
+    CheckOutcome.NOT_HERE: "not for this machine",
 }  # fmt: skip
 
 
-def to_paste(head: Sequence[str], found: Found, seconds: float, interrupted: bool) -> str:
+def to_paste(head: Sequence[str], found: RowsByPart, seconds: float, interrupted: bool) -> str:
     """About 25 lines: what it ran on, how many held, and each row."""
     lines = [*head, verdict(found, seconds, interrupted)]
     for part, rows in found.items():
@@ -50,20 +50,27 @@ def to_paste(head: Sequence[str], found: Found, seconds: float, interrupted: boo
     return "\n".join(lines)
 
 
-def _line(part: str, row: Row) -> str:
+def _line(part: str, row: CheckRow) -> str:
     return f"{row.outcome.value}: {part}, {row.name}: {row.text}"
 
 
-def _together(part: str, rows: Sequence[Row]) -> Iterator[str]:
-    for outcome in (Outcome.SEEN, Outcome.HELD, Outcome.NOT_HERE, Outcome.BROKEN, Outcome.FAILED, Outcome.NOT_RUN):
+def _together(part: str, rows: Sequence[CheckRow]) -> Iterator[str]:
+    for outcome in (
+        CheckOutcome.SEEN,
+        CheckOutcome.HELD,
+        CheckOutcome.NOT_HERE,
+        CheckOutcome.BROKEN,
+        CheckOutcome.FAILED,
+        CheckOutcome.NOT_RUN,
+    ):
         these = [row for row in rows if row.outcome is outcome]
-        if outcome in (Outcome.HELD, Outcome.NOT_HERE) and these:
+        if outcome in (CheckOutcome.HELD, CheckOutcome.NOT_HERE) and these:
             yield f"{outcome.value}: {part}: " + ", ".join(map(_short, these))
         else:
             yield from (_line(part, row) for row in these)
 
 
-def _short(row: Row) -> str:
+def _short(row: CheckRow) -> str:
     db = row.numbers.get("db")
     if db is None:
         return row.name
@@ -71,7 +78,7 @@ def _short(row: Row) -> str:
 
 
 def as_json(
-    machine: dict[str, Any], sizes: dict[str, Any] | None, found: Found, seconds: float, interrupted: bool
+    machine: dict[str, Any], sizes: dict[str, Any] | None, found: RowsByPart, seconds: float, interrupted: bool
 ) -> dict[str, Any]:
     """What `--json` writes: bytes, seconds and dB; an infinite number is null."""
     return {

@@ -19,7 +19,7 @@ from ...memory.prediction import LiveBytes
 from . import generated
 from .attention import dtype_name
 from .bench import Bench, decibels, noise_of, said_bytes, said_db
-from .rows import Check, Found, Outcome, held
+from .rows import Check, CheckOutcome, Found, held
 
 EXACT_DB = 100.0  # in float32
 AS_NEAR = 1.5  # times the untiled result's own error, where that is rounded
@@ -29,7 +29,7 @@ ROOM = 0.75  # of the way from the least budget to untiled
 
 
 @dataclass
-class Coding:
+class GeneratedCoding:
     """One direction: decode or encode.
 
     Attributes:
@@ -42,11 +42,11 @@ class Coding:
     x: Tensor
 
     @classmethod
-    def decode(cls, bench: Bench) -> Coding:
+    def decode(cls, bench: Bench) -> GeneratedCoding:
         return cls(bench, "decode", generated.latent(bench.sizes.vae))
 
     @classmethod
-    def encode(cls, bench: Bench) -> Coding:
+    def encode(cls, bench: Bench) -> GeneratedCoding:
         return cls(bench, "encode", generated.picture(bench.sizes.vae.encoded_side))
 
     @property
@@ -84,15 +84,15 @@ class Coding:
 
 def decode_checks(bench: Bench) -> Iterator[Check]:
     """Exactness and budget of the decode."""
-    yield from _checks(Coding.decode(bench))
+    yield from _checks(GeneratedCoding.decode(bench))
 
 
 def encode_checks(bench: Bench) -> Iterator[Check]:
     """The same of the encode."""
-    yield from _checks(Coding.encode(bench))
+    yield from _checks(GeneratedCoding.encode(bench))
 
 
-def _checks(coding: Coding) -> Iterator[Check]:
+def _checks(coding: GeneratedCoding) -> Iterator[Check]:
     yield Check(f"float32, {coding.side} px", partial(_exact, coding))
     dtype = coding.bench.vae.vae_dtype
     if dtype != torch.float32:
@@ -100,7 +100,7 @@ def _checks(coding: Coding) -> Iterator[Check]:
     yield Check(f"a budget, {coding.side} px", partial(_budget, coding))
 
 
-def _exact(coding: Coding) -> Found:
+def _exact(coding: GeneratedCoding) -> Found:
     coding.bench.say(f"{coding.name} in strips, float32")
     with plain_float32():
         result = coding.in_strips(coding.bench.vae32)
@@ -109,7 +109,7 @@ def _exact(coding: Coding) -> Found:
     return held(db >= EXACT_DB and not notices(coding.bench)), text, {"db": db}
 
 
-def _as_near(coding: Coding) -> Found:
+def _as_near(coding: GeneratedCoding) -> Found:
     """Against float32: the untiled result is rounded as well."""
     bench = coding.bench
     bench.say(f"{coding.name} in strips, {dtype_name(bench.vae.vae_dtype)}")
@@ -120,7 +120,7 @@ def _as_near(coding: Coding) -> Found:
     return held(ours <= AS_NEAR * untiled and not notices(bench)), text, numbers
 
 
-def _budget(coding: Coding) -> Found:
+def _budget(coding: GeneratedCoding) -> Found:
     """Between the least and untiled."""
     bench = coding.bench
     bench.say(f"{coding.name} within a budget")
@@ -129,7 +129,7 @@ def _budget(coding: Coding) -> Found:
     weights = int(bench.vae.patcher.model_size())
     if least - weights >= TOO_NEAR * (whole - weights):
         text = f"a picture so small takes {said_bytes(whole)} untiled, and {said_bytes(least)} in strips"
-        return Outcome.NOT_HERE, text, {"untiled": whole, "least": least}
+        return CheckOutcome.NOT_HERE, text, {"untiled": whole, "least": least}
     budget = int(least + ROOM * (whole - least))
     vae = low_memory_vae(bench.vae, VAESettings(method="exact", vram_budget_gb=budget / GB))
     taken, result = coding.taken(vae)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...attention import AttentionCall
 from ...attention.local import TokenGrid
-from ..core.families import Layout, Tokens, layout_of
+from ..core.families import TokenGridRule, Tokens, layout_of
 
 SHAPES = "headroom_shapes"  # our entry in the host's transformer_options
 # Conditioning that adds tokens of other pictures, or changes where the picture's lie.
@@ -32,7 +32,7 @@ class Shapes:
         others: what adds tokens of other pictures, if anything does.
     """
 
-    layout: Layout | None
+    layout: TokenGridRule | None
     network: str
     grid: tuple[int, int, int]
     text: int

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 ERRORS = "headroom_local_errors"
 SAMPLED_ROWS = 64
 
-Key = tuple[BlockPlace | None, int]
+CallPlace = tuple[BlockPlace | None, int]
 
 
 class MeasuredErrors:
@@ -35,10 +35,10 @@ class MeasuredErrors:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._unread: defaultdict[Key, list[Tensor]] = defaultdict(list)
-        self._known: dict[Key, float] = {}
+        self._unread: defaultdict[CallPlace, list[Tensor]] = defaultdict(list)
+        self._known: dict[CallPlace, float] = {}
 
-    def add(self, key: Key, error: Tensor) -> None:
+    def add(self, key: CallPlace, error: Tensor) -> None:
         """Keeps a relative error, a scalar on its device, until :meth:`settle`."""
         with self._lock:
             self._unread[key].append(error)
@@ -50,12 +50,12 @@ class MeasuredErrors:
                 self._known[key] = max(self._known.get(key, 0.0), *(float(error) for error in errors))
             self._unread.clear()
 
-    def of(self, key: Key) -> float | None:
+    def of(self, key: CallPlace) -> float | None:
         """The error of a block; None while it is not known."""
         with self._lock:
             return self._known.get(key)
 
-    def known(self) -> dict[Key, float]:
+    def known(self) -> dict[CallPlace, float]:
         """A copy of all relative errors that were read so far."""
         with self._lock:
             return dict(self._known)
@@ -100,7 +100,9 @@ class LocalAttentionOverride(Override):
         count(kwargs, place, f"local {self.pattern.name} (approximate)", "chosen")
         return call.pack(out)
 
-    def _measure(self, out: Tensor, call: AttentionCall, grid: TokenGrid, errors: MeasuredErrors, key: Key) -> None:
+    def _measure(
+        self, out: Tensor, call: AttentionCall, grid: TokenGrid, errors: MeasuredErrors, key: CallPlace
+    ) -> None:
         with outside_recording():
             errors.add(key, unread_error(out, call.q, call.k, call.v, call.scale, grid, SAMPLED_ROWS))
 
@@ -128,7 +130,7 @@ class LocalAttentionOverride(Override):
         return errors
 
 
-def error_lines(errors: dict[Key, float], most: float) -> list[str]:
+def error_lines(errors: dict[CallPlace, float], most: float) -> list[str]:
     """What was measured, for people: the range, and which blocks went back to dense attention."""
     if not errors:
         return ["local attention: no call could be taken"]

@@ -34,7 +34,7 @@ class Tokens:
 
 
 # Text tokens before and after the picture; None where the numbers do not add up to a sequence of this family.
-Layout = Callable[[Tokens], "tuple[int, int] | None"]
+TokenGridRule = Callable[[Tokens], "tuple[int, int] | None"]
 
 
 def text_first(tokens: Tokens) -> tuple[int, int] | None:
@@ -54,7 +54,7 @@ def picture_only(tokens: Tokens) -> tuple[int, int] | None:
     return (0, 0) if tokens.count == tokens.picture and tokens.text != tokens.picture else None
 
 
-def padded_parts(multiple: int) -> Layout:
+def padded_parts(multiple: int) -> TokenGridRule:
     """Text and picture, each padded to a multiple. The refiners see one of them alone and stay dense."""
 
     def layout(tokens: Tokens) -> tuple[int, int] | None:
@@ -86,7 +86,7 @@ class Family:
 
     name: str
     network: tuple[str, str] | None = None
-    layout: Layout | None = None
+    layout: TokenGridRule | None = None
     text_width: str = ""
     text_layer: str = ""
     told_by: str = ""
@@ -118,7 +118,7 @@ FAMILIES = (
 TOLD_BY = re.compile("|".join(family.told_by for family in FAMILIES if family.told_by))
 
 
-def layout_of(network: nn.Module) -> Layout | None:
+def layout_of(network: nn.Module) -> TokenGridRule | None:
     """How the tokens of a diffusion model lie; None for one that is not known here."""
     kind = type(network).__module__, type(network).__name__
     return next((family.layout for family in FAMILIES if family.network == kind), None)

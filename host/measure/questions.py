@@ -64,7 +64,7 @@ class AskedCoding:
     encodes: bool
 
 
-Question = AskedSampling | AskedCoding
+Asked = AskedSampling | AskedCoding
 
 
 def sampling_question(

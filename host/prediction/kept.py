@@ -29,10 +29,10 @@ MOST_KEPT = 32  # predictions of one model
 KEPT: weakref.WeakKeyDictionary[Any, OrderedDict[Any, Any]] = weakref.WeakKeyDictionary()
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _LOCK = threading.Lock()
-Found = TypeVar("Found")
+Kept = TypeVar("Kept")
 
 
-def kept(owner: Any, key: Hashable, predict: Callable[[], Found]) -> Found:
+def kept(owner: Any, key: Hashable, predict: Callable[[], Kept]) -> Kept:
     """A prediction made before, or a new one.
 
     Args:
@@ -43,7 +43,7 @@ def kept(owner: Any, key: Hashable, predict: Callable[[], Found]) -> Found:
         of_owner = KEPT.setdefault(owner, OrderedDict())
         if key in of_owner:
             of_owner.move_to_end(key)
-            known: Found = of_owner[key]
+            known: Kept = of_owner[key]
             return known
     found = predict()
     with _LOCK:

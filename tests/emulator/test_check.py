@@ -12,7 +12,7 @@ import torch
 from headroom.cli.checks import attention, offload, parts, prediction, sizes, vae
 from headroom.cli.checks.bench import Bench
 from headroom.cli.checks.machine import describe
-from headroom.cli.checks.rows import Check, Found, Outcome, Row
+from headroom.cli.checks.rows import Check, CheckOutcome, CheckRow, Found
 from headroom.cli.host import PACK
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -29,7 +29,7 @@ def bench(card: Any) -> Bench:
     return found
 
 
-def looked_at(name: str, bench: Bench) -> dict[str, Row]:
+def looked_at(name: str, bench: Bench) -> dict[str, CheckRow]:
     (part,) = (part for part in parts.PARTS if part.name == name)
     return {row.name: row for row in parts.rows(part, bench)}
 
@@ -46,29 +46,29 @@ def test_backends_in_16_bits_are_as_near_as_their_rounding(bench: Bench, monkeyp
     rows = looked_at("attention", bench)
     rounding = rows.pop("rounding to bfloat16")
     assert 30 < rounding.numbers["db"] < 60
-    assert all(row.outcome is Outcome.HELD for row in rows.values()), rows
+    assert all(row.outcome is CheckOutcome.HELD for row in rows.values()), rows
     assert "sdpa" in rows["auto"].numbers["calls"]
 
 
 class TestBytes:
     def test_a_decode_in_strips_takes_what_the_allocator_counts(self, bench: Bench) -> None:
         first, *_, budget = vae.decode_checks(bench)
-        assert first.look()[0] is Outcome.HELD
+        assert first.look()[0] is CheckOutcome.HELD
         outcome, text, numbers = budget.look()
-        assert outcome is Outcome.HELD, text
+        assert outcome is CheckOutcome.HELD, text
         assert numbers["taken"] > bench.vae.patcher.model_size()
         assert numbers["taken"] <= numbers["budget"]
         assert numbers["budget"] < numbers["untiled"]
 
     def test_the_budget_of_block_offload(self, bench: Bench) -> None:
         rows = looked_at("offload", bench)
-        assert rows["the same latents"].outcome is Outcome.HELD
+        assert rows["the same latents"].outcome is CheckOutcome.HELD
         budget = rows["the budget"].numbers
         assert 0.5 * budget["budget"] < budget["taken"] < 1.1 * budget["budget"]
 
     def test_a_prediction_is_a_range(self, bench: Bench) -> None:
         outcome, text, numbers = prediction._step(bench)
-        assert outcome in (Outcome.HELD, Outcome.BROKEN), text
+        assert outcome in (CheckOutcome.HELD, CheckOutcome.BROKEN), text
         assert numbers["measured"] > 0
         assert numbers["predicted"] == pytest.approx(numbers["measured"], rel=0.3)
 
@@ -101,14 +101,14 @@ def test_out_of_memory_is_a_row_and_the_next_has_room(bench: Bench, card: Any) -
     def too_much() -> Found:
         local = [torch.ones(2**26, dtype=torch.uint8, device=bench.device) for _ in range(20)]
         kept.extend(local)
-        return Outcome.HELD, "it fitted", {}
+        return CheckOutcome.HELD, "it fitted", {}
 
     def after() -> Found:
-        return Outcome.HELD, str(bench.allocated()), {}
+        return CheckOutcome.HELD, str(bench.allocated()), {}
 
     before = bench.allocated()
     part = replace(parts.PARTS[0], checks=lambda bench: iter([Check("one", too_much), Check("two", after)]))
     first, second = parts.rows(part, bench)
-    assert (first.outcome, first.text) == (Outcome.FAILED, "out of memory")
+    assert (first.outcome, first.text) == (CheckOutcome.FAILED, "out of memory")
     assert int(second.text) <= before
     assert not kept

@@ -20,7 +20,7 @@ from headroom.cli.checks import attention, casting, offload, parts, probe, sizes
 from headroom.cli.checks.bench import Bench
 from headroom.cli.checks.clock import Clock, by_turns
 from headroom.cli.checks.machine import describe
-from headroom.cli.checks.rows import Check, Found, Outcome, Row
+from headroom.cli.checks.rows import Check, CheckOutcome, CheckRow, Found
 from headroom.cli.checks.text import WIDTH, table_row, to_paste
 from headroom.offload import CastReport
 
@@ -40,13 +40,13 @@ def bench(one_thread: None) -> Bench:
     return found
 
 
-def looked_at(name: str, bench: Bench) -> dict[str, Row]:
+def looked_at(name: str, bench: Bench) -> dict[str, CheckRow]:
     """Rows of a part by their names."""
     (part,) = (part for part in parts.PARTS if part.name == name)
     return {row.name: row for row in parts.rows(part, bench)}
 
 
-def outcomes(rows: dict[str, Row]) -> dict[str, Outcome]:
+def outcomes(rows: dict[str, CheckRow]) -> dict[str, CheckOutcome]:
     return {name: row.outcome for name, row in rows.items()}
 
 
@@ -57,8 +57,8 @@ class TestAttention:
     def test_every_exact_backend_is_held_to_the_hosts_own(self, bench: Bench) -> None:
         rows = looked_at("attention", bench)
         assert set(rows) >= {*OURS, "host", "sage", "xformers"}
-        assert all(rows[name].outcome is Outcome.HELD and rows[name].numbers["db"] >= 80 for name in OURS)
-        assert rows["xformers"].outcome is Outcome.NOT_HERE
+        assert all(rows[name].outcome is CheckOutcome.HELD and rows[name].numbers["db"] >= 80 for name in OURS)
+        assert rows["xformers"].outcome is CheckOutcome.NOT_HERE
         assert rows["xformers"].text == "it does not run on cpu"
 
     def test_a_wrong_kernel_is_seen(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,15 +68,15 @@ class TestAttention:
         monkeypatch.setitem(attention.BACKENDS, "online", wrong)
         monkeypatch.setattr(attention, "BACKEND_CHOICES", ("online", "sliced"))
         rows = looked_at("attention", bench)
-        assert outcomes(rows) == {"online": Outcome.BROKEN, "sliced": Outcome.HELD}
+        assert outcomes(rows) == {"online": CheckOutcome.BROKEN, "sliced": CheckOutcome.HELD}
 
 
 class TestCasting:
     def test_bytes_and_weights(self, bench: Bench) -> None:
         rows = looked_at("casting", bench)
-        assert rows["float8_e4m3fn_scaled"].outcome is Outcome.HELD
+        assert rows["float8_e4m3fn_scaled"].outcome is CheckOutcome.HELD
         assert rows["float8_e4m3fn_scaled"].numbers["bytes_after"] < 0.75 * bench.model.model_size()
-        assert {row.outcome for row in rows.values()} <= {Outcome.HELD, Outcome.NOT_HERE}
+        assert {row.outcome for row in rows.values()} <= {CheckOutcome.HELD, CheckOutcome.NOT_HERE}
 
     def test_weights_that_did_not_become_smaller_are_seen(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         cast = casting.cast_model
@@ -88,42 +88,42 @@ class TestCasting:
 
         monkeypatch.setattr(casting, "cast_model", large)
         monkeypatch.setattr(casting, "CASTS", ("float8_e4m3fn_scaled",))
-        assert looked_at("casting", bench)["float8_e4m3fn_scaled"].outcome is Outcome.BROKEN
+        assert looked_at("casting", bench)["float8_e4m3fn_scaled"].outcome is CheckOutcome.BROKEN
 
 
 class TestVAE:
     @pytest.mark.parametrize("way", ["decode", "encode"])
     def test_strips_are_exact_and_keep_to_their_budget(self, way: str, bench: Bench) -> None:
         rows = list(looked_at(way, bench).values())
-        assert [row.outcome for row in rows[:1]] == [Outcome.HELD]
+        assert [row.outcome for row in rows[:1]] == [CheckOutcome.HELD]
         assert rows[0].numbers["db"] >= 100
         assert "strips in" in rows[0].text
-        assert rows[-1].outcome in (Outcome.HELD, Outcome.NOT_HERE)  # so small an encode takes less untiled
+        assert rows[-1].outcome in (CheckOutcome.HELD, CheckOutcome.NOT_HERE)  # so small an encode takes less untiled
         if way == "decode":
             numbers = rows[-1].numbers
             assert numbers["taken"] <= numbers["budget"] < numbers["untiled"]
 
     def test_a_fault_in_the_strips_is_seen(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-        in_strips = vae.Coding.in_strips
-        monkeypatch.setattr(vae.Coding, "in_strips", lambda self, model: in_strips(self, model) + 1e-3)
-        assert next(vae.decode_checks(bench)).look()[0] is Outcome.BROKEN
+        in_strips = vae.GeneratedCoding.in_strips
+        monkeypatch.setattr(vae.GeneratedCoding, "in_strips", lambda self, model: in_strips(self, model) + 1e-3)
+        assert next(vae.decode_checks(bench)).look()[0] is CheckOutcome.BROKEN
 
     def test_more_than_the_budget_is_seen(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         followed = vae.followed
         monkeypatch.setattr(vae, "followed", lambda *args: followed(*args) + 2**24)
-        monkeypatch.setattr(vae.Coding, "least", lambda self: 1)
+        monkeypatch.setattr(vae.GeneratedCoding, "least", lambda self: 1)
         real = vae.low_memory_vae
 
         def unbound(model: Any, settings: Any) -> Any:
             return real(model, replace(settings, vram_budget_gb=1024.0 if settings.vram_budget_gb else 0.0))
 
         monkeypatch.setattr(vae, "low_memory_vae", unbound)
-        assert list(vae.decode_checks(bench))[-1].look()[0] is Outcome.BROKEN
+        assert list(vae.decode_checks(bench))[-1].look()[0] is CheckOutcome.BROKEN
 
 
 class TestOffload:
     def test_the_same_latents_within_the_budget(self, bench: Bench) -> None:
-        assert set(outcomes(looked_at("offload", bench)).values()) == {Outcome.HELD}
+        assert set(outcomes(looked_at("offload", bench)).values()) == {CheckOutcome.HELD}
 
     def test_other_latents_are_seen(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         sample = Bench.sample
@@ -131,22 +131,22 @@ class TestOffload:
             Bench, "sample",
             lambda self, model, *args: sample(self, model, *args) * (1 if model is self.model else 1.0001),
         )  # fmt: skip
-        assert looked_at("offload", bench)["the same latents"].outcome is Outcome.BROKEN
+        assert looked_at("offload", bench)["the same latents"].outcome is CheckOutcome.BROKEN
 
     def test_what_a_cpu_has_no_prefetch_for_is_said(self, bench: Bench) -> None:
         rows = looked_at("prefetch", bench)
-        assert set(outcomes(rows).values()) == {Outcome.NOT_HERE}
+        assert set(outcomes(rows).values()) == {CheckOutcome.NOT_HERE}
         assert "nothing is copied on cpu" in rows["copies overlap"].text
 
     def test_overlap_is_the_longer_one_over_the_step(self, bench: Bench) -> None:
         streaming = offload.Streaming(bench)
         streaming.__dict__ |= {"seconds": {"resident": [2.0], "blocks": [2.1], "host": [4.0]}, "speed": 1e9}
         streaming.__dict__ |= {"streamed": int(1.9e9), "timed_budget": 2**30}
-        assert streaming.overlap()[0] is Outcome.HELD
-        assert streaming.beside_the_host()[0] is Outcome.HELD
+        assert streaming.overlap()[0] is CheckOutcome.HELD
+        assert streaming.beside_the_host()[0] is CheckOutcome.HELD
         streaming.__dict__["seconds"] = {"resident": [2.0], "blocks": [3.9], "host": [3.0]}
-        assert streaming.overlap()[0] is Outcome.BROKEN
-        assert streaming.beside_the_host()[0] is Outcome.BROKEN
+        assert streaming.overlap()[0] is CheckOutcome.BROKEN
+        assert streaming.beside_the_host()[0] is CheckOutcome.BROKEN
 
 
 class TestSpeed:
@@ -157,7 +157,12 @@ class TestSpeed:
         ways = dict.fromkeys(seconds | lean, lambda: None)
         decodes.__dict__ |= {"seconds": seconds, "lean_seconds": lean, "ways": ways}
         found = {name: decodes.row(name) for name in ways}
-        assert [row[0] for row in found.values()] == [Outcome.SEEN, Outcome.SEEN, Outcome.HELD, Outcome.BROKEN]
+        assert [row[0] for row in found.values()] == [
+            CheckOutcome.SEEN,
+            CheckOutcome.SEEN,
+            CheckOutcome.HELD,
+            CheckOutcome.BROKEN,
+        ]
         assert "1.3 s" in found[speed.STRIPS][1]
         assert "1.30x untiled, 0.43x core's tiles; medians of 3" in found[speed.STRIPS][1]
 
@@ -173,7 +178,7 @@ class TestSpeed:
 
 def test_predictions_stand_beside_what_was_measured(bench: Bench) -> None:
     rows = looked_at("prediction", bench)
-    assert set(outcomes(rows).values()) == {Outcome.HELD}
+    assert set(outcomes(rows).values()) == {CheckOutcome.HELD}
     for row in rows.values():
         assert row.numbers["predicted"] == pytest.approx(row.numbers["measured"], rel=0.25)
 
@@ -181,7 +186,7 @@ def test_predictions_stand_beside_what_was_measured(bench: Bench) -> None:
 # ------------------------------------------------------------------------------------------------------ the run
 
 
-def said(outcome: Outcome = Outcome.HELD) -> Callable[[], Found]:
+def said(outcome: CheckOutcome = CheckOutcome.HELD) -> Callable[[], Found]:
     return lambda: (outcome, "a result", {"db": 90.0})
 
 
@@ -253,11 +258,11 @@ class TestRun:
     @pytest.mark.parametrize(
         ("outcome", "status"),
         [
-            (Outcome.HELD, check.HELD), (Outcome.SEEN, check.HELD), (Outcome.NOT_HERE, check.HELD),
-            (Outcome.BROKEN, check.NOT_HELD),
+            (CheckOutcome.HELD, check.HELD), (CheckOutcome.SEEN, check.HELD), (CheckOutcome.NOT_HERE, check.HELD),
+            (CheckOutcome.BROKEN, check.NOT_HELD),
         ],
     )  # fmt: skip
-    def test_exit_status(self, outcome: Outcome, status: int, these_parts: Callable[..., None]) -> None:
+    def test_exit_status(self, outcome: CheckOutcome, status: int, these_parts: Callable[..., None]) -> None:
         these_parts([Check("one", said(outcome))])
         assert run() == status
 
@@ -293,7 +298,7 @@ class TestRun:
 
         part = replace(parts.PARTS[0], checks=lambda bench: iter([Check("one", slow), Check("two", broken)]))
         assert [(row.name, row.outcome) for row in parts.rows(part, late)] == [
-            ("one", Outcome.HELD), ("two", Outcome.NOT_RUN),
+            ("one", CheckOutcome.HELD), ("two", CheckOutcome.NOT_RUN),
         ]  # fmt: skip
 
     def test_work_is_cancelled_when_time_is_up(self, bench: Bench) -> None:
@@ -306,7 +311,7 @@ class TestRun:
             return said()()
 
         part = replace(parts.PARTS[0], checks=lambda bench: iter([Check("one", endless)]))
-        assert [row.outcome for row in parts.rows(part, short)] == [Outcome.NOT_RUN]
+        assert [row.outcome for row in parts.rows(part, short)] == [CheckOutcome.NOT_RUN]
         assert bench.sample(bench.model, 2).isfinite().all()
 
     def test_a_step_further_on_after_out_of_memory_has_the_memory(self, bench: Bench) -> None:
@@ -320,13 +325,13 @@ class TestRun:
 
         part = replace(parts.PARTS[0], checks=lambda bench: iter([Check("one", fails), Check("two", said())]))
         rows = parts.rows(part, bench)
-        assert next(rows).outcome is Outcome.FAILED
+        assert next(rows).outcome is CheckOutcome.FAILED
         assert held[0]() is None
 
 
 def test_the_text_to_paste_is_short_and_the_table_is_narrow() -> None:
     long = "a result that is so long that it does not fit beside its name, and has to go on below itself, in a line"
-    row = Row("float8_e4m3fn_scaled", Outcome.HELD, long, {"db": 31.5})
+    row = CheckRow("float8_e4m3fn_scaled", CheckOutcome.HELD, long, {"db": 31.5})
     assert max(map(len, table_row(row).splitlines())) <= WIDTH
     found = {part.name: [row] * (14 if part.name == "attention" else 3) for part in parts.PARTS}
     pasted = to_paste(["head"] * 2, found, 12.0, False).splitlines()
@@ -376,7 +381,7 @@ class TestSizes:
             bench.sample(bench.model, 1)
         assert counter.get_total_flops() == pytest.approx(MODEL.flops, rel=0.5)
         with FlopCounterMode(display=False) as counter:
-            vae.Coding.decode(bench).run(bench.vae)
+            vae.GeneratedCoding.decode(bench).run(bench.vae)
         assert counter.get_total_flops() == pytest.approx(VAE.flops / sizes.DECODES, rel=0.5)
 
 

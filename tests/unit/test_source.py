@@ -125,15 +125,13 @@ def named(path: Path) -> Iterator[str]:
             yield from (name for name in names if name[0].isupper() and not name.isupper())
 
 
-def test_a_type_of_workflow_files_has_its_name_to_itself() -> None:
-    """What is called a node, a graph or a step elsewhere in the pack is something else, and has another name here."""
-    places: dict[str, list[Path]] = {}
+def test_a_type_has_its_name_to_itself() -> None:
+    """A class or a name for a type means one thing in what is shipped; those with an underscore are their file's."""
+    found: dict[str, list[str]] = {}
     for path in shipped():
-        for name in named(path):
-            places.setdefault(name, []).append(path.relative_to(ROOT))
-    rooms = {("graph",), ("host", "workflow"), ("host", "server")}
-    shared = {name: found for name, found in places.items() if len(found) > 1 and not name.startswith("_")}
-    assert not {name: found for name, found in shared.items() if any(path.parts[:-1] in rooms for path in found)}
+        for name in {name for name in named(path) if not name.startswith("_")}:
+            found.setdefault(name, []).append(str(path.relative_to(ROOT)))
+    assert not {name: files for name, files in found.items() if len(files) > 1}
 
 
 def test_rooms_stay_small() -> None:

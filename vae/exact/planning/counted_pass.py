@@ -17,7 +17,7 @@ from .counted import Counted, CountedMoments, There
 from .counted_parking import CountedParking
 from .device import Figures
 from .ghosts import Ghost
-from .schedule import Layout, PassCost
+from .schedule import PassCost, SlabRows
 
 EDGES = 5  # between slabs of a parked map that are looked at: strips that read them may begin anywhere in a slab
 AT_END = 3  # and the last ones: there fetching ahead ends, while what the pass makes has nearly all its rows
@@ -39,7 +39,7 @@ class CountedPass:
         self.parking = CountedParking(self.kernels)
         self.pages = Pages(page_bytes, self.kernels, choice.outside) if page_bytes else None
 
-    def cost(self, layouts: Mapping[Node, Layout]) -> PassCost:
+    def cost(self, layouts: Mapping[Node, SlabRows]) -> PassCost:
         """What the pass takes.
 
         Args:
@@ -64,7 +64,7 @@ class CountedPass:
             {node: tuple((first, stop) for first, stop, _ in store.parts) for node, store in stored.items()},
         )
 
-    def _run(self, stream: Stream, layouts: Mapping[Node, Layout]) -> None:
+    def _run(self, stream: Stream, layouts: Mapping[Node, SlabRows]) -> None:
         stream.begin()
         strips = list(self.windows.sampled(self._crossing(layouts)))
         for index, (strip, number) in enumerate(strips):
@@ -74,7 +74,7 @@ class CountedPass:
         self.kernels.meter.strips = 1
         stream.end()
 
-    def _crossing(self, layouts: Mapping[Node, Layout]) -> Iterator[int]:
+    def _crossing(self, layouts: Mapping[Node, SlabRows]) -> Iterator[int]:
         """Numbers of the strips that read across an edge between two slabs of a map, when both are on the device."""
         windows = self.windows
         for node in windows.one.read:
@@ -85,7 +85,7 @@ class CountedPass:
                 number = first * windows.clock // (node.rows.count * windows.rows)
                 yield from (number, number + 1)
 
-    def _leaf(self, node: Node, layout: Layout | None) -> Any:
+    def _leaf(self, node: Node, layout: SlabRows | None) -> Any:
         """A map that is read: one that an earlier pass stored, or one that is there whole."""
         if layout is None:
             return There(self.kernels, node)

@@ -11,7 +11,7 @@ from ..operations.graph import Node
 from .choice import Choice, is_parked, kept_dtype
 from .device import Figures
 
-Layout = tuple[tuple[int, int], ...]  # first row and end of each slab of a stored map
+SlabRows = tuple[tuple[int, int], ...]  # first row and end of each slab of a stored map
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class PassCost:
     host_peak: int
     seconds: float
     launches: int
-    layouts: Mapping[Node, Layout]
+    layouts: Mapping[Node, SlabRows]
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Course:
     host_peak: int = 0
     device: dict[Node, int] = field(default_factory=dict)
     host: dict[Node, int] = field(default_factory=dict)
-    layouts: dict[Node, Layout] = field(default_factory=dict)
+    layouts: dict[Node, SlabRows] = field(default_factory=dict)
 
     def add(self, one: Pass, cost: PassCost) -> None:
         """Follows the next pass to its end."""

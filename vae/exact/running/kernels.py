@@ -10,14 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..operations.graph import Node, Op
 from ..operations.whole import GroupNorm
 from .memory import Memory
 from .moments import Moments
-
-Line = tuple[Tensor, Tensor]  # scale and shift per channel
 
 
 class Kernels(Memory):
