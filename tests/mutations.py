@@ -1,0 +1,1464 @@
+"""Faults that the tests have to notice: small changes of what the pack does, each of which a user would suffer from.
+
+`python3 -m tools mutations` puts them into copies of the checkout, one at a time, and writes into `tests/mutations.md`
+which test noticed each. A fault is a text that stands once in its file and what is put in its place. Each changes a
+result, a number that is told, or a promise that is kept; none of them stops an import. `tests/unit/test_mutations.py`
+holds the list to the source: whoever changes a line that is named here changes the entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """A fault.
+
+    Attributes:
+        name: what is wrong with it, in the field's words.
+        file: from the checkout's root.
+        old, new: a text that is there once, and what takes its place.
+        affected: test files below `tests/` that ought to notice, where the fast tier does not.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    affected: tuple[str, ...]
+
+    def applied(self, source: str) -> str:
+        """The source with the fault in it.
+
+        Raises:
+            ValueError: the text is not there once.
+        """
+        if source.count(self.old) != 1:
+            raise ValueError(f"{self.file}: {self.old!r} is there {source.count(self.old)} times, not once")
+        return source.replace(self.old, self.new)
+
+
+def _of(file: str, affected: str, *faults: tuple[str, str, str]) -> Iterator[Mutation]:
+    """The faults of a file: name, old text, new text each.
+
+    Args:
+        affected: test files, with spaces between them.
+    """
+    return (Mutation(name, file, old, new, tuple(affected.split())) for name, old, new in faults)
+
+
+EXACT = "unit/test_attention_exact.py unit/test_attention_hard_set.py"
+LOCAL = "unit/test_local_attention.py host/test_local_attention.py"
+STRIPS = "unit/test_exact_vae.py host/test_exact_vae.py emulator/test_strips.py"
+TILES = "unit/test_feathered.py unit/test_tile_plan.py host/test_low_memory_vae.py"
+PREFETCH = "unit/test_prefetch.py host/test_offload.py emulator/test_staging.py emulator/test_offload.py"
+CASTING = "unit/test_casting.py host/test_casting.py"
+PREDICTION = "unit/test_prediction.py host/test_prediction.py"
+IN_MODELS = "host/test_attention_in_models.py"
+GRAPH = "unit/test_graph.py host/test_workflow_files.py"
+SERVER = "host/test_server_routes.py"
+ESTIMATE = "host/test_estimate_cli.py host/test_server_routes.py"
+
+# ------------------------------------------------------------------------------------------------------- the engines
+
+ATTENTION = (
+    *_of(
+        "attention/online.py",
+        EXACT,
+        (
+            "online softmax: earlier sums keep the old maximum",
+            "            self.row_sum.mul_(decay)\n            self.values.mul_(decay)",
+            "            self.values.mul_(decay)",
+        ),
+        (
+            "online softmax: earlier values keep the old maximum",
+            "            self.row_sum.mul_(decay)\n            self.values.mul_(decay)",
+            "            self.row_sum.mul_(decay)",
+        ),
+        (
+            "online softmax: keys beyond the last whole tile skipped",
+            "in spans(k.shape[2], cols):",
+            "in spans(k.shape[2] // cols * cols, cols):",
+        ),
+    ),
+    *_of(
+        "attention/tiles.py",
+        EXACT,
+        (
+            "tiles: every head has the first head's mask",
+            "tile = tile[group.heads] if tile.shape[0] > 1 else tile",
+            "tile = tile[:1]",
+        ),
+        (
+            "tiles: every picture of a batch has the first one's mask",
+            "mask[group.batch if mask.shape[0] > 1 else 0]",
+            "mask[0]",
+        ),
+        (
+            "tiles: the mask's rows are those of the first tile",
+            "tile = tile[:, rows] if tile.shape[1] > 1 else tile",
+            "tile = tile[:, : rows.stop - rows.start] if tile.shape[1] > 1 else tile",
+        ),
+        ("tiles: scale forgotten under a mask", "scale * LOG2E if mask is None else scale", "scale * LOG2E"),
+        (
+            "tiles: scores in the operands' precision",
+            "return torch.float64 if q.dtype == torch.float64 else torch.float32",
+            "return q.dtype",
+        ),
+        ("tiles: scores that overflow are thought safe", "SAFE_SCORE = 40.0", "SAFE_SCORE = 400.0"),
+        (
+            "tiles: grouped heads read their keys by turns",
+            "slice(first // queries_per_key, (heads.stop - 1) // queries_per_key + 1)",
+            "slice(first % k.shape[1], first % k.shape[1] + 1)",
+        ),
+    ),
+    *_of(
+        "attention/sliced.py",
+        EXACT,
+        (
+            "sliced: a row whose keys are all masked is not a number",
+            "                total.masked_fill_(total == 0, 1.0)",
+            "                pass",
+        ),
+    ),
+    *_of(
+        "attention/online_backward.py",
+        "unit/test_attention_gradients.py host/test_attention_in_training.py",
+        ("gradients: scale forgotten", ".mul_(weights).mul_(self.scale)", ".mul_(weights)"),
+        ("gradients: the output's share of the scores forgotten", "d_scores.sub_(row_sums).mul_", "d_scores.mul_"),
+    ),
+    *_of(
+        "attention/call.py",
+        f"unit/test_attention_exact.py unit/test_attention_choice.py {IN_MODELS}",
+        ("call: a mask by batch is taken for one by head", "mask = mask[:, None]", "mask = mask[None]"),
+        (
+            "call: the caller's scale forgotten",
+            'scale = options.get("scale")',
+            "scale = None",
+        ),
+    ),
+    *_of(
+        "attention/backends.py",
+        "unit/test_attention_choice.py host/test_attention_in_models.py",
+        (
+            "auto: the whole score matrix where torch has no fused kernel",
+            'BACKENDS["sdpa"].refusal(call) or fused_kernel_refusal(call.q, call.k, call.v)',
+            'BACKENDS["sdpa"].refusal(call)',
+        ),
+        (
+            "a model that refuses quantised attention gets it",
+            "(call.low_precision_refused and not self.full_precision, ",
+            "(False, ",
+        ),
+    ),
+    *_of(
+        "attention/blocks.py",
+        f"unit/test_attention_choice.py {IN_MODELS}",
+        ("blocks: the last one of a span left out", "place.index <= self.last", "place.index < self.last"),
+    ),
+    *_of(
+        "attention/local/halo.py",
+        LOCAL,
+        ("window: halo one cell short", "seen = size + 2 * radius", "seen = size + 2 * radius - 1"),
+        (
+            "window: nothing seen before a block",
+            "first = min(max(start - radius, 0), length - seen)",
+            "first = min(start, length - seen)",
+        ),
+        (
+            "window: far keys of the first block for all",
+            "gathered[:, i, :, near:] = far[i]",
+            "gathered[:, i, :, near:] = far[0]",
+        ),
+    ),
+    *_of(
+        "attention/local/local_global.py",
+        LOCAL,
+        (
+            "global tokens within the window count twice",
+            "            bias[: len(lattice.index)].masked_fill_(patch.holds(lattice.cells), -torch.inf)\n",
+            "",
+        ),
+        (
+            "global tokens see their window alone",
+            "        lattice.attend_all(out, q, k, v, scale)\n",
+            "",
+        ),
+    ),
+    *_of(
+        "attention/local/lattice.py",
+        LOCAL,
+        (
+            "lattice laid over the text",
+            "return grid.before + (frame * grid.height + row) * grid.width + column",
+            "return (frame * grid.height + row) * grid.width + column",
+        ),
+    ),
+    *_of(
+        "attention/local/bigbird.py",
+        LOCAL,
+        (
+            "random keys drawn within the window",
+            "cells = cells[~patch.holds(cells)][: self.count]",
+            "cells = cells[: self.count]",
+        ),
+    ),
+    *_of(
+        "attention/local/kv_pool.py",
+        LOCAL,
+        ("a mean of keys weighs as one token", "if self.factor == 1 or (full and not text):", "if self.factor:"),
+    ),
+    *_of(
+        "attention/local/local_pool.py",
+        LOCAL,
+        (
+            "far cells count what the window has seen",
+            "* torch.outer(rows, columns)\n",
+            "* torch.outer(rows, columns) * 0\n",
+        ),
+    ),
+    *_of(
+        "attention/local/kmeans.py",
+        LOCAL,
+        ("k-means: a cluster's size forgotten in its rank", " + clusters.sizes.to(q.dtype).log2()", ""),
+    ),
+    *_of(
+        "attention/local/block_sparse.py",
+        LOCAL,
+        ("block sparse: a tile may leave itself out", "dim2=3).fill_(torch.inf)", "dim2=3).fill_(-torch.inf)"),
+    ),
+    *_of(
+        "attention/local/error.py",
+        LOCAL,
+        ("error of local attention measured on the text", "return grid.before + ((stretch", "return ((stretch"),
+    ),
+)
+
+VAE = (
+    *_of(
+        "vae/exact/operations/pad.py",
+        STRIPS,
+        (
+            "strips: halo one row short",
+            "first, last = source.clamp(start - above, stop - above)",
+            "first, last = source.clamp(start - above, stop - above - 1)",
+        ),
+        (
+            "strips: padding of the last one repeats the edge",
+            "inside.narrow(dim, max(0, len(rows) - below), min(below, len(rows))).fill_(",
+            "inside.new_empty(1).fill_(",
+        ),
+    ),
+    *_of(
+        "vae/exact/operations/whole.py",
+        STRIPS,
+        (
+            "strips: queries see the keys of their strip alone",
+            "return (start, stop) if source == 0 else (0, node.sources[source].rows.count)",
+            "return start, stop",
+        ),
+    ),
+    *_of(
+        "vae/exact/operations/row_by_row.py",
+        STRIPS,
+        (
+            "upsampling: a strip that begins with an odd row is a row off",
+            "node.cut(rows, start - start // self.factor * self.factor, stop - start)",
+            "node.cut(rows, 0, stop - start)",
+        ),
+    ),
+    *_of(
+        "vae/exact/operations/convolve_upsampled.py",
+        STRIPS,
+        (
+            "upsampling: even rows are made of an odd row's neighbours",
+            "x.narrow(-2, low - 1 + parity - first, high - low + 1)",
+            "x.narrow(-2, low - parity - first, high - low + 1)",
+        ),
+    ),
+    *_of(
+        "vae/exact/running/moments.py",
+        STRIPS,
+        (
+            "group norm: statistics of the first strip alone",
+            "                self._merged = self._of_many()",
+            "                self._merged = self.parts[0], self.parts[1]",
+        ),
+        (
+            "group norm: variance between strips forgotten",
+            "torch.addcmul(variances, apart, apart).T @ shares",
+            "variances.T @ shares",
+        ),
+        (
+            "group norm: a short last strip weighs as the others",
+            "            if count != self.counts[0]:\n                shares[start:stop].fill_(count / total)\n",
+            "",
+        ),
+    ),
+    *_of(
+        "vae/exact/running/stores.py",
+        STRIPS,
+        (
+            "float16 store: values too large for it not noticed",
+            "if self.kept is torch.float16 and self.node.dtype is not torch.float16:",
+            "if self.kept is torch.float64:",
+        ),
+    ),
+    *_of(
+        "vae/exact/cutting/passes.py",
+        STRIPS,
+        (
+            "strips: maps that were to be recomputed are stored",
+            "for node in self.storable if node not in recomputed]",
+            "for node in self.storable]",
+        ),
+    ),
+    *_of(
+        "vae/exact/cutting/windows.py",
+        STRIPS,
+        (
+            "strips: rows that a waiting operation goes on from are let go",
+            "min(first, new, demand.waiting.get(node, new))",
+            "min(first, new)",
+        ),
+    ),
+    *_of(
+        "vae/exact/planning/choice.py",
+        STRIPS,
+        ("strips: store dtype ignored", "        return choice.store\n", "        return node.dtype\n"),
+    ),
+    *_of(
+        "vae/exact/planning/search.py",
+        STRIPS,
+        (
+            "strips: budget ignored where caches set their height",
+            "            if schedule.peak <= self.budget:\n                return schedule, True",
+            "            if schedule.peak:\n                return schedule, True",
+        ),
+        (
+            "strips: budget ignored on an accelerator",
+            "        if ideal.peak <= self.budget:\n",
+            "        if ideal.peak:\n",
+        ),
+    ),
+    *_of(
+        "vae/exact/planning/schedule.py",
+        STRIPS,
+        (
+            "strips: stored maps left out of a later pass's peak",
+            "self.beside + whole + _bytes_but(touched, self.device) + cost.peak",
+            "self.beside + whole + cost.peak",
+        ),
+    ),
+    *_of(
+        "vae/exact/planning/card.py",
+        "unit/test_card_figures.py emulator/test_card_figures.py",
+        ("link speed rounded down", "max(0, round(math.log2(rate / LINK_STEP)))", "int(math.log2(rate / LINK_STEP))"),
+        ("a card without bfloat16 is thought fast in it", "version[0] >= FIRST_WITH_BFLOAT16", "version"),
+    ),
+    *_of(
+        "vae/exact/engine.py",
+        STRIPS,
+        (
+            "strips: a plan for another budget used again",
+            "key = (planner.signature(), self.budget, self.store, self.rows)",
+            "key = (planner.signature(), self.store, self.rows)",
+        ),
+        (
+            "strips: copies of the input left out of the budget",
+            "[*made, *self.beside, *self.recorder.made]",
+            "[*made, *self.recorder.made]",
+        ),
+    ),
+    *_of(
+        "vae/exact/rules/rows.py",
+        STRIPS,
+        (
+            "strips: a sum over the rows taken strip by strip",
+            "if node.rows.dim in (dim % len(node.shape) for dim in dims) or len",
+            "if len",
+        ),
+    ),
+    *_of(
+        "vae/feather.py",
+        TILES,
+        (
+            "feathers: weights do not sum to 1",
+            "[(window / total[span]).float() for span, window",
+            "[window.float() for span, window",
+        ),
+        (
+            "feathers: causal tiles faded where they should be joined",
+            "torch.cat((torch.zeros(before), ",
+            "torch.cat((torch.ones(before), ",
+        ),
+    ),
+    *_of(
+        "vae/axis.py",
+        TILES,
+        (
+            "tiles overlap less than was asked",
+            "count = -(-(length - overlap) // (tile - overlap))",
+            "count = -(-length // tile)",
+        ),
+    ),
+    *_of(
+        "vae/plan.py",
+        TILES,
+        ("tiles: budget ignored", "TilePlan(axes, need, need <= budget)", "TilePlan(axes, need, True)"),
+    ),
+)
+
+OFFLOAD = (
+    *_of(
+        "offload/staging.py",
+        PREFETCH,
+        (
+            "prefetch: a layer does not wait for its copy",
+            "            compute_stream(self._device).wait_event(staged.copied)",
+            "            pass",
+        ),
+        (
+            "prefetch: bytes of the ring overwritten while they are read",
+            "                self._stream.wait_event(moment)",
+            "                pass",
+        ),
+        (
+            "prefetch: strides of a weight not kept",
+            "flat.as_strided(source.shape, source.stride()) if _fills(source) else flat.view(source.shape)",
+            "flat.view(source.shape)",
+        ),
+    ),
+    *_of(
+        "offload/ring.py",
+        PREFETCH,
+        (
+            "ring: a region given out while it is in use",
+            "if region.end > self.size or len(tokens) < len(overlapped):",
+            "if region.end > self.size:",
+        ),
+    ),
+    *_of(
+        "offload/prefetch.py",
+        PREFETCH,
+        (
+            "prefetch: a layer that was not expected is not copied",
+            " or self._staged.get(name) or self._copy_now(name)",
+            " or self._staged.get(name)",
+        ),
+        (
+            "prefetch: a layer keeps the ring's bytes after it ran",
+            "            self.streamed[name].put_back(self._hide)\n            if name",
+            "            if name",
+        ),
+        (
+            "prefetch: weights written between calls not copied anew",
+            "        while self._drop_latest():\n            pass\n",
+            "",
+        ),
+    ),
+    *_of(
+        "offload/streamed.py",
+        PREFETCH,
+        (
+            "prefetch: one exchanged parameter of a layer not noticed",
+            "return all(self.layer._parameters.get(name)",
+            "return any(self.layer._parameters.get(name)",
+        ),
+    ),
+    *_of(
+        "offload/call_order.py",
+        f"unit/test_prefetch.py unit/test_offload_schedule.py {PREFETCH}",
+        (
+            "prefetch: the layer that runs is expected next",
+            "self._next = (self._next + ahead + 1) % count",
+            "self._next = (self._next + ahead) % count",
+        ),
+    ),
+    *_of(
+        "offload/schedule.py",
+        "unit/test_offload_schedule.py host/test_offload.py emulator/test_offload.py",
+        ("schedule: ring too small", "return -(-size // unit) * unit", "return size // unit * unit"),
+        (
+            "schedule: budget ignored",
+            "if sum(cost.bytes for cost in costs) <= budget:",
+            "if sum(cost.bytes for cost in costs) <= 2 * budget:",
+        ),
+        (
+            "schedule: the least budget without the layers that stay",
+            "*(kept + ring_bytes(size) for size, kept in larger.items())",
+            "*(ring_bytes(size) for size in larger)",
+        ),
+    ),
+    *_of(
+        "offload/spread.py",
+        "unit/test_offload_schedule.py host/test_offload.py",
+        (
+            "schedule: error diffusion loses its remainder",
+            "            carried -= costs[i].bytes\n",
+            "            carried = 0.0\n",
+        ),
+    ),
+    *_of(
+        "offload/layers.py",
+        CASTING,
+        (
+            "casting: skip rule ignored",
+            "_always_kept(module, kind, weights) or _by_pattern(name, skip)",
+            "_always_kept(module, kind, weights)",
+        ),
+        ("casting: embeddings cast", "    if kind is LayerKind.EMBEDDING:", "    if kind is None:"),
+    ),
+    *_of(
+        "offload/plain.py",
+        CASTING,
+        ("casting: weights beyond the range become undefined", "wide.clamp(-largest, largest).to", "wide.to"),
+    ),
+    *_of(
+        "offload/fingerprint.py",
+        CASTING,
+        ("fingerprint without the values", '\\n".encode() + mark)', '\\n".encode())'),
+    ),
+    *_of(
+        "offload/structure.py",
+        CASTING,
+        (
+            "a copy of a model shares its modules",
+            "{name: self._attribute(m) for name, m in original._modules.items()}",
+            "dict(original._modules)",
+        ),
+    ),
+    *_of(
+        "offload/sensitivity.py",
+        CASTING,
+        ("sensitivity: size limit exceeded by a group", "if size + cost.saved <= limit:", "if size <= limit:"),
+    ),
+)
+
+MEMORY = (
+    *_of(
+        "memory/prediction/live_bytes.py",
+        PREDICTION,
+        (
+            "prediction: workspaces of kernels forgotten",
+            "inside = self.hidden(func, args, kwargs, result) if self.hidden is not None else 0",
+            "inside = 0",
+        ),
+        ("prediction: a freed tensor still counted", "                self.live -= size", "                pass"),
+        (
+            "prediction: operators of libraries not followed",
+            "function = _python_function(func) if self._opens else None",
+            "function = None",
+        ),
+    ),
+    *_of(
+        "memory/prediction/repeats.py",
+        PREDICTION,
+        (
+            "prediction: a block's run reused for another one",
+            "key = (self.likeness, tuple(",
+            "key = (len(self.likeness), tuple(",
+        ),
+        ("prediction: operations of repeated blocks left out", "    tracker.flops += course.flops\n", ""),
+        (
+            "prediction: a block that asks for free memory is not asked again",
+            "if questions != repeats.questions or tracker.live",
+            "if tracker.live",
+        ),
+    ),
+    *_of(
+        "memory/prediction/predict.py",
+        PREDICTION,
+        ("prediction: what cuBLAS keeps left out", "constant=workspaces.constant(card)", "constant=0"),
+    ),
+    *_of(
+        "memory/prediction/fused_attention.py",
+        PREDICTION,
+        (
+            "prediction: flash attention thought to take masks",
+            "if mask is not None or width > WIDEST_FLASH else None",
+            "if width > WIDEST_FLASH else None",
+        ),
+    ),
+    *_of(
+        "memory/prediction/workspace.py",
+        "unit/test_calibration.py host/test_calibration.py",
+        (
+            "calibration: what was measured is not used",
+            "        if known is not None:\n            return known\n",
+            "",
+        ),
+    ),
+    *_of(
+        "memory/prediction/calibration.py",
+        "unit/test_calibration.py host/test_calibration.py",
+        (
+            "calibration: earlier measurements of a card lost",
+            "{**before.convolutions, **found.convolutions}",
+            "found.convolutions",
+        ),
+        ("calibration: the smallest convolutions first", "key=_elements, reverse=True)", "key=_elements)"),
+    ),
+    *_of(
+        "memory/prediction/forecast.py",
+        "unit/test_prediction.py unit/test_memory_bar.py host/test_estimate_cli.py",
+        (
+            "forecast: exactly full does not fit",
+            "if self.least > self.allowed or",
+            "if self.least >= self.allowed or",
+        ),
+        (
+            "forecast: the largest layer left out of the least",
+            "return self.least_weights + self.activations",
+            "return self.activations",
+        ),
+        (
+            "forecast: memory of the machine not asked",
+            " or (self.ram and self.ram_needed > self.ram):",
+            ":",
+        ),
+    ),
+    *_of(
+        "memory/prediction/plans.py",
+        "unit/test_plans.py host/test_fit.py",
+        (
+            "fit: a lossy way where an exact one fits",
+            "key=lambda plan: (plan.loss, plan.seconds(card, allowed))",
+            "key=lambda plan: plan.seconds(card, allowed)",
+        ),
+        (
+            "fit: a budget that stays is thought to give way",
+            "(self.stage.peak if self.fixed else self.stage.least) <= allowed",
+            "self.stage.least <= allowed",
+        ),
+    ),
+    *_of(
+        "memory/runlog.py",
+        "unit/test_report.py host/test_report_in_process.py",
+        (
+            "run log: rows of another graph shown as reused",
+            "if other == node and rows and rows[-1].signature == signature:",
+            "if other == node and rows:",
+        ),
+    ),
+    *_of(
+        "memory/peak.py",
+        "unit/test_accelerator.py unit/test_report.py emulator/test_memory.py emulator/test_truth.py",
+        (
+            "peak: earlier laps forgotten",
+            "            self._highest = max(self._highest, peak_bytes(self.device) or 0)\n            reset_peak",
+            "            reset_peak",
+        ),
+    ),
+    *_of(
+        "memory/blocks.py",
+        "unit/test_card_figures.py emulator/test_memory.py emulator/test_strips.py",
+        ("allocator: what it leaves uncut forgotten", "            uncut += block - size\n", "            pass\n"),
+    ),
+)
+
+# ------------------------------------------------------------------------------------------------- files of workflows
+
+GRAPHS = (
+    *_of(
+        "graph/litegraph.py",
+        GRAPH,
+        ("links: output slot off by one", "str(origin), int(slot or 0), ", "str(origin), int(slot or 0) + 1, "),
+        (
+            "subgraphs: values of widgets within lost",
+            "named, inner = _given(graph, node)",
+            "named, inner = _given(graph, node)[0], {}",
+        ),
+    ),
+    *_of(
+        "graph/to_api.py",
+        GRAPH,
+        (
+            "widgets shifted behind a seed's control",
+            "if has_control(entry) and values and values[0] in CONTROLS:",
+            "if has_control(entry) and not values:",
+        ),
+        ("a list as a widget's value taken for a link", 'return {"__value__": value} if', "return value if"),
+    ),
+    *_of(
+        "graph/sources.py",
+        GRAPH,
+        (
+            "subgraphs: every input gets the first one's link",
+            'if entry["name"] == name and entry.get("link") is not None:',
+            'if entry.get("link") is not None:',
+        ),
+        ("muted nodes run", "if mode == MUTED or kind in NOTES:", "if kind in NOTES:"),
+        (
+            "bypass hands on the first input that fits",
+            "if 0 <= slot < len(entries) and fits(entries[slot]):",
+            "if slot < 0:",
+        ),
+        (
+            "reroute: what Get names is not found",
+            'if node["type"] == SET and first_value(node) == name:',
+            'if node["type"] == SET and first_value(node) != name:',
+        ),
+    ),
+    *_of(
+        "graph/fit_plan.py",
+        GRAPH,
+        (
+            "fitting twice adds the nodes twice",
+            "            if node.kind == FIT:\n                return number\n",
+            "",
+        ),
+        (
+            "fit: a sampler gets another one's VAE",
+            "if fit and number in self.behind[sampler] and fit[1] == origin:",
+            "if fit and number in self.behind[sampler]:",
+        ),
+    ),
+    *_of(
+        "graph/insert_fit.py",
+        GRAPH,
+        ("fit: a node of the workflow overwritten", "1 + max(taken, default=0)", "max(taken, default=0)"),
+    ),
+    *_of(
+        "graph/insert_ui.py",
+        GRAPH,
+        ("fit: cfg read from its neighbour", '"KSampler": 4, ', '"KSampler": 5, '),
+    ),
+)
+
+# ------------------------------------------------------------------------------------------------- the rooms of host/
+
+CORE = (
+    *_of(
+        "host/core/internals.py",
+        "host/test_internals.py host/test_import.py",
+        (
+            "internals: a missing name that costs no node is not said",
+            "for internal in INTERNALS if not internal.found]",
+            "for internal in INTERNALS if not internal.found and internal.nodes]",
+        ),
+        (
+            "internals: nodes offered without what they need",
+            "            found.setdefault(node, internal.path)",
+            "            pass",
+        ),
+    ),
+    *_of(
+        "host/core/device.py",
+        "host/test_low_memory_vae.py host/test_exact_vae.py host/test_estimate_cli.py",
+        (
+            "budget: the host's reserve ignored",
+            "int(total - model_management.extra_reserved_memory())",
+            "int(total)",
+        ),
+    ),
+    *_of(
+        "host/core/families.py",
+        "host/test_local_attention.py",
+        (
+            "families: the text thought to lie behind the picture",
+            "return (before, 0) if before in (0, tokens.text + tokens.extra) else None",
+            "return (0, before) if before in (0, tokens.text + tokens.extra) else None",
+        ),
+    ),
+    *_of(
+        "host/core/compat.py",
+        "host/test_casting.py host/test_compat.py host/test_compare.py",
+        (
+            "clones of a model stay loaded, their LoRA in its weights",
+            "entry.model.model is not model.model]",
+            "entry.model is not model]",
+        ),
+        (
+            "running out of memory taken for any other error",
+            "        return bool(check(error))",
+            "        return False",
+        ),
+    ),
+)
+
+MEASURE = (
+    *_of(
+        "host/measure/runs.py",
+        "host/test_report_in_process.py host/test_prediction.py host/test_attention_in_models.py",
+        (
+            "run log: live bytes of a row not recorded",
+            "            self._row.live = self._tracker.live_peak",
+            "            pass",
+        ),
+        ("run log: a failed run told as done", 'row.outcome = "failed"', 'row.outcome = "done"'),
+    ),
+    *_of(
+        "host/measure/questions.py",
+        "host/test_prediction.py host/test_report_in_process.py",
+        (
+            "questions: the cfg of a sampling forgotten",
+            'cfg = float(getattr(guider, "cfg", 1.0))',
+            "cfg = 1.0",
+        ),
+    ),
+    *_of(
+        "host/measure/readers.py",
+        "host/test_server_routes.py host/test_report_in_process.py",
+        (
+            "tensors followed where no report will tell of them",
+            'any(node.get("class_type") == REPORT for node in graph.values())',
+            "bool(graph)",
+        ),
+    ),
+)
+
+SAMPLING = (
+    *_of(
+        "host/sampling/guidance.py",
+        "host/test_fit.py",
+        ("guidance in turns computed together", "        return math.inf", "        return 0.0"),
+    ),
+    *_of(
+        "host/sampling/one_step.py",
+        "host/test_compare.py host/test_casting.py",
+        (
+            "errors of a step beside the latent look smaller",
+            "(x.double() - denoised.double())",
+            "(x.double() + denoised.double())",
+        ),
+    ),
+    *_of(
+        "host/sampling/conditioning.py",
+        "host/test_prediction.py host/test_estimate_cli.py",
+        ("a usual prompt without its pooled output", "torch.zeros(1, pooled) if pooled else None", "None"),
+    ),
+)
+
+OVERRIDES = (
+    *_of(
+        "host/attention/override.py",
+        IN_MODELS,
+        (
+            "overrides not chained",
+            "return self.previous(func, *args, **kwargs)",
+            "return func(*args, **kwargs)",
+        ),
+        ("min_tokens ignored", "if tokens < self.min_tokens:", "if tokens < 0:"),
+        (
+            "step range ignored",
+            "and not self._in_range(options.get(SIGMA)):",
+            "and not self.sigma_range:",
+        ),
+        (
+            "block selection ignored",
+            "if not self.blocks.holds(place, self._ends_at(options)):",
+            "if self.blocks is None:",
+        ),
+        (
+            "an override set behind ours is lost",
+            "options[OVERRIDE] = rebased(self.override, top)",
+            "options[OVERRIDE] = self.override",
+        ),
+    ),
+    *_of(
+        "host/attention/local.py",
+        LOCAL,
+        (
+            "local attention: max_error ignored",
+            "if error is not None and error > self.max_error:",
+            "if error is not None and error < 0:",
+        ),
+        (
+            "local attention: its error not measured",
+            "if errors is not None and error is None:",
+            "if errors is not None and error is not None:",
+        ),
+    ),
+    *_of(
+        "host/attention/grids.py",
+        LOCAL,
+        (
+            "local attention: a mask dropped",
+            '    if call.mask is not None:\n        return "it has a mask"\n',
+            "",
+        ),
+        (
+            "local attention: incomplete patches at the border not counted",
+            "return tuple(-(-size // step) for",
+            "return tuple(size // step for",
+        ),
+    ),
+)
+
+CASTS = (
+    *_of(
+        "host/casting/quantised.py",
+        CASTING,
+        (
+            "casting: scale half as large, the largest weights clipped",
+            ".amax().float() / layout.largest}",
+            ".amax().float() / layout.largest / 2}",
+        ),
+        (
+            "casting: rotation not undone",
+            "params = dataclasses.replace(first, orig_shape=shape, **joined)",
+            'rotated = {"convrot": False} if getattr(first, "convrot", False) else {}\n'
+            "    params = dataclasses.replace(first, orig_shape=shape, **joined, **rotated)",
+        ),
+        (
+            "casting: scales of the first rows for all",
+            "joined = {name: torch.cat(values) for",
+            "joined = {name: torch.cat([values[0]] * len(values)) for",
+        ),
+    ),
+    *_of(
+        "host/casting/layers.py",
+        CASTING,
+        ("casting: keep dropped", "if reason is None and layer.group in keep:", "if layer.group is None:"),
+    ),
+    *_of(
+        "host/casting/independent.py",
+        CASTING,
+        (
+            "casting: LoRA not applied",
+            "    result.hook_backup = {}\n",
+            "    result.hook_backup = {}\n    result.patches = {}\n",
+        ),
+        (
+            "casting: the copy shares the host's notes of patches",
+            r"|(weight|bias)_function|seed_key",
+            r"|seed_key",
+        ),
+    ),
+    *_of(
+        "host/casting/cast.py",
+        CASTING,
+        ("casting: original mutated", "result = independent(model)", "result = model.clone()"),
+        (
+            "cache file: its key forgets skip and compute",
+            'repr(replace(settings, cache_file=""))',
+            "settings.storage",
+        ),
+        (
+            "casting: the dtype that is computed in is not set",
+            "        _set_compute(result, caster.compute)\n",
+            "        pass\n",
+        ),
+    ),
+    *_of(
+        "host/casting/cache_file.py",
+        CASTING,
+        (
+            "cache file: weights that were kept are not read back",
+            "                _set_parameter(network, key, state[key])",
+            "                pass",
+        ),
+    ),
+    *_of(
+        "host/casting/sensitivity.py",
+        CASTING,
+        (
+            "sensitivity: what was measured is not kept in full",
+            "cast_model(model, replace(settings, keep=keep))",
+            "cast_model(model, settings)",
+        ),
+        (
+            "sensitivity: measurements of another storage used again",
+            "settings.storage, settings.compute, settings.skip)",
+            "settings.compute, settings.skip)",
+        ),
+    ),
+)
+
+BUDGETS = (
+    *_of(
+        "host/offload/budget.py",
+        "host/test_offload.py emulator/test_offload.py",
+        (
+            "offload: budget ignored by the loader",
+            "extra_memory = min(extra_memory, budget.loadable - self.loaded_size())",
+            "extra_memory = min(extra_memory, self.model_size())",
+        ),
+        (
+            "offload: staging left out of what may be loaded",
+            "extra_memory = max(0, extra_memory - budget.staging)",
+            "extra_memory = max(0, extra_memory)",
+        ),
+        (
+            "offload: clones lose the budget",
+            "set_budget(copy, budget_of(self))",
+            "set_budget(copy, None)",
+        ),
+        (
+            "offload: layers that are to be streamed stay loaded",
+            "if loaded <= budget.loadable and not _loaded_besides(self, budget):",
+            "if loaded <= budget.loadable:",
+        ),
+    ),
+    *_of(
+        "host/offload/host_internals.py",
+        "host/test_offload.py emulator/test_offload.py",
+        (
+            "offload: resident layers loaded last",
+            "(entry[-3] in self._resident, *entry[:-2])",
+            "(entry[-3] not in self._resident, *entry[:-2])",
+        ),
+    ),
+    *_of(
+        "host/offload/offloaded_sampling.py",
+        "host/test_offload.py emulator/test_offload.py",
+        (
+            "offload: weights that the host exchanged are streamed as they were",
+            "if self._prefetch is None or not self._prefetch.is_current():",
+            "if self._prefetch is None:",
+        ),
+    ),
+    *_of(
+        "host/offload/block_offload.py",
+        "host/test_offload.py host/test_fit.py",
+        ("offload: 0 does not lift a budget", "    set_budget(result, None)\n", ""),
+    ),
+)
+
+VAES = (
+    *_of(
+        "host/vae/geometry.py",
+        "host/test_low_memory_vae.py host/test_exact_vae.py",
+        (
+            "batch: every picture of a slice is its first",
+            "                out[start : start + step] = part\n",
+            "                out[start : start + step] = part[:1]\n",
+        ),
+        (
+            "encode: a video's frames taken for pictures",
+            "x.movedim(1, 0).unsqueeze(0)",
+            "x.unsqueeze(2)",
+        ),
+    ),
+    *_of(
+        "host/vae/room.py",
+        "host/test_exact_vae.py host/test_low_memory_vae.py emulator/test_strips.py",
+        (
+            "budget: the VAE's weights left out",
+            "return self.budget() - self.weights()",
+            "return self.budget()",
+        ),
+    ),
+    *_of(
+        "host/vae/strips.py",
+        "host/test_exact_vae.py host/test_low_memory_vae.py emulator/test_strips.py",
+        (
+            "strips: float16 store ignored",
+            'torch.float16 if settings.store == "float16" and dtype.itemsize > 2 else None',
+            "None",
+        ),
+        (
+            "strips: results of a batch left out of the budget",
+            "budget = self.room.for_work() - self.gathered_bytes(x)",
+            "budget = self.room.for_work()",
+        ),
+    ),
+    *_of(
+        "host/vae/fallback.py",
+        "host/test_exact_vae.py host/test_low_memory_vae.py",
+        (
+            "exact was asked for, tiles came without an error",
+            '        if self.settings.method != "auto":\n            raise CannotBeExact(',
+            '        if self.settings.method == "feathered":\n            raise CannotBeExact(',
+        ),
+    ),
+    *_of(
+        "host/vae/preview.py",
+        "host/test_exact_vae.py host/test_over_http.py",
+        (
+            "strips cannot be cancelled",
+            "        model_management.throw_exception_if_processing_interrupted()\n        picture = None",
+            "        picture = None",
+        ),
+    ),
+    *_of(
+        "host/vae/tiles.py",
+        TILES,
+        ("feathered: overlap ignored", "overlap = math.ceil(wanted.overlap / spatial)", "overlap = 0"),
+        (
+            "feathered: frames asked for rounded down to cells",
+            "math.ceil((size - first) / per_cell) + 1",
+            "(size - first) // per_cell",
+        ),
+    ),
+)
+
+PREDICTIONS = (
+    *_of(
+        "host/prediction/host_answers.py",
+        f"{PREDICTION} {ESTIMATE}",
+        (
+            "prediction: the card's reserve ignored",
+            "max(card.seen - card.reserved - live, LEAST_FREE)",
+            "max(card.seen - live, LEAST_FREE)",
+        ),
+        (
+            "prediction: every thread gets its answers",
+            "(function if threading.get_ident() == thread else true)",
+            "(function if thread else true)",
+        ),
+    ),
+    *_of(
+        "host/prediction/kept.py",
+        f"host/test_kept.py {PREDICTION}",
+        (
+            "kept prediction: whether there is guidance not in the key",
+            "step.cfg == 1.0, step.together,",
+            "step.together,",
+        ),
+        ("kept prediction: guidance together not in the key", "step.cfg == 1.0, step.together,", "step.cfg == 1.0,"),
+        (
+            "kept prediction: the mask not in the key",
+            "described(step.latent), described(step.mask),",
+            "described(step.latent),",
+        ),
+        ("kept prediction: the negative not in the key", " _conditions(step.negative),", ""),
+        (
+            "kept prediction: a VAE's settings not in the key",
+            'described(getattr(vae, "headroom_settings", None)), ',
+            "",
+        ),
+        ("kept prediction: the budget not in the key", "(type(model), budget_of(model), ", "(type(model), "),
+        ("kept prediction: a CLIP's layer not in the key", "clip.layer_idx,", ""),
+        (
+            "kept prediction: dtypes not in the key",
+            "return (Tensor, tuple(value.shape), value.dtype)",
+            "return (Tensor, tuple(value.shape))",
+        ),
+    ),
+    *_of(
+        "host/prediction/step.py",
+        PREDICTION,
+        ("prediction: one of the sampler's latents forgotten", "SAMPLER_LATENTS = 5", "SAMPLER_LATENTS = 4"),
+        (
+            "prediction: the negative counted where cfg is 1",
+            "                    asked[1] = None",
+            "                    pass",
+        ),
+        (
+            "prediction: of steps with different nodes the lightest",
+            "return max((_with_or_without_masks",
+            "return min((_with_or_without_masks",
+        ),
+        (
+            "prediction: blocks with patches of their own taken to be alike",
+            "stand_in.repeats.allowed = _treats_blocks_alike(model)",
+            "stand_in.repeats.allowed = True",
+        ),
+    ),
+    *_of(
+        "host/prediction/rows.py",
+        "host/test_prediction.py host/test_report_in_process.py",
+        (
+            "a guess told as a prediction",
+            "if stage is not None and not stage.doubt:",
+            "if stage is not None:",
+        ),
+    ),
+    *_of(
+        "host/prediction/stages.py",
+        f"{PREDICTION} {ESTIMATE} host/test_fit.py",
+        (
+            "card: the memory that was asked for ignored",
+            "total = int(vram_gb * GB) if vram_gb else found",
+            "total = found",
+        ),
+        (
+            "forecast: a model's budget ignored",
+            "        None if budget is None else budget.weights,\n",
+            "        None,\n",
+        ),
+    ),
+    *_of(
+        "host/prediction/calibrated.py",
+        "host/test_calibration.py",
+        (
+            "calibration of this machine's card used for another",
+            "return key if key.card == card.name else None",
+            "return key",
+        ),
+        (
+            "calibration: the file is not read",
+            "return DOCUMENTED if found is None else found.workspaces()",
+            "return DOCUMENTED",
+        ),
+    ),
+)
+
+PLANNING = (
+    *_of(
+        "host/planning/fit.py",
+        "host/test_fit.py unit/test_plans.py",
+        (
+            "fit: exact strips left out of the ways to decode",
+            '    ({"method": "exact"}, Loss.EXACT),\n    ({"method": "exact", "store": "float16"}, Loss.NEAR_EXACT),\n',
+            "",
+        ),
+        (
+            "fit: quality ignored in casting",
+            "if loss <= most and (lacking := ",
+            "if (lacking := ",
+        ),
+        (
+            "fit: quality ignored in decoding",
+            "        if loss > most:\n            return\n",
+            "",
+        ),
+        (
+            "fit: guidance in turns not applied",
+            "return guide_in_turns(result) if in_turns else result.clone()",
+            "return result.clone()",
+        ),
+        (
+            "fit: the budget for the weights not applied",
+            "    if budget is not None:\n",
+            "    if budget is not None and plan.fixed:\n",
+        ),
+        ("fit: its limit ignored", "int(limit * card.total)", "card.total"),
+    ),
+    *_of(
+        "host/planning/compare.py",
+        "host/test_compare.py unit/test_comparison.py",
+        (
+            "compare: each row against the one before",
+            "reference = velocity if number == 0 else reference",
+            "reference = velocity",
+        ),
+        (
+            "compare: a fallback told as the backend",
+            "    if not calls[backend]:\n        raise NotHere(next(iter(reasons.values())))\n",
+            "",
+        ),
+    ),
+    *_of(
+        "host/planning/step_meter.py",
+        "host/test_compare.py",
+        ("compare: weights counted as the step's", "    tracker.leave_out(given)\n", ""),
+    ),
+    *_of(
+        "host/planning/report.py",
+        "host/test_report_in_process.py host/test_prediction.py",
+        (
+            "report: failed rows predicted",
+            'if row.outcome != "done" or row.predicted is not None or',
+            "if row.predicted is not None or",
+        ),
+        (
+            "report: results of other widgets shown as reused",
+            '(n, graph.get_node(n)["class_type"], graph.get_node(n)["inputs"]) for',
+            '(n, graph.get_node(n)["class_type"]) for',
+        ),
+    ),
+)
+
+WORKFLOWS = (
+    *_of(
+        "host/workflow/dry_run.py",
+        f"host/test_workflow_files.py {ESTIMATE}",
+        (
+            "estimate: neutral nodes make it incomplete",
+            "return not {kind for kind in kinds if not is_neutral(kind)}",
+            "return not kinds",
+        ),
+        (
+            "estimate: of equal stages the smallest counts",
+            "max(stage, other, key=lambda one: one.peak)",
+            "min(stage, other, key=lambda one: one.peak)",
+        ),
+        (
+            "estimate: the card of Make It Fit ignored",
+            "card = self.card if not asked.vram_gb else replace(self.card, total=int(asked.vram_gb * GB))",
+            "card = self.card",
+        ),
+        (
+            "estimate: a guider without cfg guides",
+            'inputs.number("cfg") if asked.guided else 1.0)',
+            'inputs.number("cfg") if asked.guided else 8.0)',
+        ),
+    ),
+    *_of(
+        "host/workflow/estimate.py",
+        ESTIMATE,
+        (
+            "estimate: what was not followed is ignored",
+            "unknown, run.complete, run.stages_followed)",
+            "unknown, True, run.stages_followed)",
+        ),
+        (
+            "an estimate writes a cache file",
+            '"cache_file": lambda value: True,',
+            '"cache_file": lambda value: not value,',
+        ),
+    ),
+    *_of(
+        "host/workflow/kinds.py",
+        ESTIMATE,
+        (
+            "estimate: our nodes taken for neutral ones",
+            ' and not kind.startswith("Headroom")',
+            "",
+        ),
+    ),
+    *_of(
+        "host/workflow/isolation.py",
+        SERVER,
+        (
+            "an estimate takes the user's cancel for its own",
+            '    yield comfy.model_management, "throw_exception_if_processing_interrupted", lambda: None\n',
+            "",
+        ),
+    ),
+    *_of(
+        "host/workflow/shapes.py",
+        f"host/test_workflow_files.py {ESTIMATE}",
+        (
+            "a video decodes to as many frames as it has cells",
+            "frames = int(in_time(latent.shape[2]) if callable(in_time) else latent.shape[2] * in_time)",
+            "frames = int(latent.shape[2])",
+        ),
+    ),
+)
+
+SERVERS = (
+    *_of(
+        "host/server/admission.py",
+        SERVER,
+        (
+            "admission: what is too big is queued",
+            "if answer.forecast.verdict is not Verdict.DOES_NOT_FIT:",
+            "if answer.forecast.verdict is not None:",
+        ),
+        (
+            "admission: the limit that was sent ignored",
+            "        terms = terms_of(extra[KEY])\n",
+            "        terms_of(extra[KEY])\n        terms = Terms()\n",
+        ),
+        (
+            "admission: nodes that do not run count",
+            "for number, node in prompt.items() if number in needed}",
+            "for number, node in prompt.items()}",
+        ),
+        (
+            "admission: refused on a guess",
+            "if not answer.stages_followed or answer.guessed:",
+            "if not answer.stages_followed and answer.guessed:",
+        ),
+    ),
+    *_of(
+        "host/server/routes.py",
+        SERVER,
+        (
+            "routes: strips not followed when asked",
+            "    if FOLLOW in request.query:",
+            "    if FOLLOW in prompt:",
+        ),
+    ),
+)
+
+# ----------------------------------------------------------------------------------------- the nodes and the commands
+
+NODES = (
+    *_of(
+        "nodes/card.py",
+        "host/test_contract.py host/test_languages.py",
+        ("nodes: a default changed", '"limit", default=0.85,', '"limit", default=0.9,'),
+    ),
+    *_of(
+        "nodes/attention.py",
+        "host/test_contract.py host/test_languages.py",
+        (
+            "nodes: input order changed",
+            "                blocks_input(),\n                *step_inputs(),\n",
+            "                *step_inputs(),\n                blocks_input(),\n",
+        ),
+    ),
+    *_of(
+        "nodes/cast.py",
+        "host/test_casting.py host/test_templates.py",
+        ("nodes: sensitivity ignored", "        if not goal:", "        if settings:"),
+    ),
+    *_of(
+        "nodes/estimate.py",
+        "host/test_prediction.py host/test_over_http.py host/test_templates.py",
+        (
+            "nodes: Will It Fit? does not stop",
+            'if if_too_big == "stop" and forecast.verdict is',
+            "if not if_too_big and forecast.verdict is",
+        ),
+    ),
+    *_of(
+        "nodes/__init__.py",
+        "host/test_internals.py host/test_import.py",
+        (
+            "nodes: one that is missing is not said",
+            '        sentences.append(f"the node {node} is not there, {reason}; {TESTED}")\n',
+            "",
+        ),
+    ),
+)
+
+COMMANDS = (
+    *_of(
+        "cli/estimate.py",
+        "host/test_estimate_cli.py",
+        (
+            "command estimate: status 0 for an incomplete answer",
+            'return FITS if numbers["complete"] else CANNOT_ANSWER',
+            "return FITS",
+        ),
+        (
+            "command estimate: status 0 for what does not fit",
+            'if numbers["verdict"] == "does_not_fit":',
+            'if numbers["verdict"] == "streams":',
+        ),
+    ),
+    *_of(
+        "cli/fit.py",
+        "unit/test_graph.py host/test_workflow_files.py",
+        (
+            "command fit: what stood around the workflow is lost",
+            '{**content, "prompt": result} if formats.is_request(content) else result',
+            "result",
+        ),
+    ),
+    *_of(
+        "cli/checks/rows.py",
+        "host/test_check.py emulator/test_check.py",
+        (
+            "command check: a broken promise told as held",
+            "Outcome.HELD if condition else Outcome.BROKEN",
+            "Outcome.HELD",
+        ),
+        (
+            "command check: what failed counts as good",
+            "(Outcome.HELD, Outcome.SEEN, Outcome.NOT_HERE)",
+            "(Outcome.HELD, Outcome.SEEN, Outcome.NOT_HERE, Outcome.FAILED)",
+        ),
+    ),
+    *_of(
+        "cli/checks/attention.py",
+        "host/test_check.py emulator/test_check.py",
+        (
+            "command check: a fallback told as the backend",
+            "if name in BACKENDS and not ran[name]:",
+            "if name in BACKENDS and not ran:",
+        ),
+    ),
+    *_of(
+        "cli/checks/prediction.py",
+        "host/test_check.py emulator/test_check.py",
+        (
+            "command check: any prediction holds",
+            "return held((1 - share) * low - LITTLE <= measured <= (1 + share) * high + LITTLE), text",
+            "return held(measured <= (2 + share) * high + LITTLE), text",
+        ),
+    ),
+)
+
+MUTATIONS = (
+    *ATTENTION, *VAE, *OFFLOAD, *MEMORY, *GRAPHS, *CORE, *MEASURE, *SAMPLING, *OVERRIDES, *CASTS, *BUDGETS, *VAES,
+    *PREDICTIONS, *PLANNING, *WORKFLOWS, *SERVERS, *NODES, *COMMANDS,
+)  # fmt: skip
