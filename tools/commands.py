@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .card import cards, emulator
-from .check import checks, suite
+from .check import checks, faults, suite
 from .server.server import Server, ServerError, unwind_on_terminate
 from .setup import cache, hosts
 from .setup.environment import PACK, Environment, prepare
@@ -63,6 +63,12 @@ def parser() -> argparse.ArgumentParser:
     command = add("test", test, "run the test suite", on_card)
     command.add_argument("--fast", action="store_true", help="a slice of everything, about two minutes")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ...", help="arguments for pytest")
+    command = add("mutations", mutations, "put faults into copies of the checkout, and look which test notices: hours")
+    command.add_argument(
+        "--only", nargs="+", metavar="NAME", help="these faults; default: all that have no verdict yet"
+    )
+    command.add_argument("--again", action="store_true", help="those with a verdict too")
+    command.add_argument("--survivors-only", action="store_true", help="those that no test has noticed so far")
     add("check", check, "style, types, arrows between parts, words and contract: seconds")
     command = add("serve", serve, "start ComfyUI with the pack, for a browser", on_card)
     command.add_argument("--port", type=int, default=8188)
@@ -114,6 +120,12 @@ def test(options: argparse.Namespace) -> int:
     if suite.paths_in(arguments):
         return suite.named(environment, arguments, _card(options, environment))
     return suite.everything(environment, arguments)
+
+
+def mutations(options: argparse.Namespace) -> int:
+    """Look whether the tests notice the faults of `tests/mutations.py`."""
+    environment = prepare(options.host, with_tools=True)
+    return faults.look(environment, options.only or (), again=options.again, survivors=options.survivors_only)
 
 
 def check(options: argparse.Namespace) -> int:

@@ -1,4 +1,5 @@
-"""`python3 -m tools check` and `python3 -m tools test`: what is run, and how what came of it is told.
+"""`python3 -m tools check`, `test` and `mutations`: what is run, and how what came of it is told.
 
-The tests are in `tests`, the slice of them for `--fast` in `tests/fast.txt`: nothing is asserted here.
+The tests are in `tests`, the slice of them for `--fast` in `tests/fast.txt`, the faults that they have to notice in
+`tests/mutations.py`: nothing is asserted here.
 """

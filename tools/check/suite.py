@@ -44,9 +44,8 @@ def named(environment: Environment, arguments: Sequence[str], card: Variables) -
 
 def fast(environment: Environment, arguments: Sequence[str]) -> int:
     """The slice: in a host in process and over HTTP, then on the emulated card."""
-    pytest, chosen = environment.script("pytest"), fast_tests()
-    on_card = [test for test in chosen if test.startswith(EMULATOR)]
-    others = [test for test in chosen if test not in on_card]
+    pytest = environment.script("pytest")
+    others, on_card = by_place(fast_tests())
     with _one_thread():
         statuses = [run(environment, pytest, *side_by_side(FAST_WORKERS), "-q", *others, *arguments)]
         if can_emulate():
@@ -59,6 +58,12 @@ def fast_tests() -> list[str]:
     """The tests of the slice, as pytest names them."""
     lines = (line.partition("#")[0].strip() for line in FAST.read_text(encoding="utf-8").splitlines())
     return [line for line in lines if line]
+
+
+def by_place(tests: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Tests of the slice as they are, and those that are started on the emulated card."""
+    on_card = [test for test in tests if test.startswith(EMULATOR)]
+    return [test for test in tests if test not in on_card], on_card
 
 
 def paths_in(arguments: Sequence[str]) -> list[Path]:
