@@ -741,8 +741,8 @@ CORE = (
         ),
         (
             "internals: nodes offered without what they need",
-            "            found.setdefault(node, internal.path)",
-            "            pass",
+            "return frozenset(node for internal in lacking for node in internal.nodes)",
+            "return frozenset()",
         ),
     ),
     *_of(
@@ -1394,8 +1394,8 @@ NODES = (
         "host/test_internals.py host/test_import.py",
         (
             "nodes: one that is missing is not said",
-            '        sentences.append(f"the node {node} is not there, {reason}; {TESTED}")\n',
-            "",
+            "[internal.sentence for internal in lacking]",
+            "[]",
         ),
     ),
 )
@@ -1429,13 +1429,13 @@ COMMANDS = (
         "host/test_check.py emulator/test_check.py",
         (
             "command check: a broken promise told as held",
-            "Outcome.HELD if condition else Outcome.BROKEN",
-            "Outcome.HELD",
+            "CheckOutcome.HELD if condition else CheckOutcome.BROKEN",
+            "CheckOutcome.HELD",
         ),
         (
             "command check: what failed counts as good",
-            "(Outcome.HELD, Outcome.SEEN, Outcome.NOT_HERE)",
-            "(Outcome.HELD, Outcome.SEEN, Outcome.NOT_HERE, Outcome.FAILED)",
+            "(CheckOutcome.HELD, CheckOutcome.SEEN, CheckOutcome.NOT_HERE)",
+            "(CheckOutcome.HELD, CheckOutcome.SEEN, CheckOutcome.NOT_HERE, CheckOutcome.FAILED)",
         ),
     ),
     *_of(

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 import comfy.model_management
@@ -75,9 +76,15 @@ def _node_reports(prompt: str, node: str, graph: Graph) -> Iterator[NodeReport]:
         yield NodeReport(before, _display_name(class_type), rows or cached, cached=bool(cached))
 
 
+@cache
+def _can_predict() -> bool:
+    """Whether this host has what predictions reach of it."""
+    return "HeadroomEstimate" not in withheld(missing())
+
+
 def _ask(row: Row) -> None:
     """Has a row's work predicted, unless it has told already; a report must not fail for it."""
-    if row.outcome != "done" or row.predicted is not None or "HeadroomEstimate" in withheld(missing()):
+    if row.outcome != "done" or row.predicted is not None or not _can_predict():
         return
     try:
         ask(row)

@@ -22,10 +22,10 @@ from headroom.host.workflow.dry_run import DryRun
 from headroom.host.workflow.estimate import as_queued
 from headroom.memory.prediction import named_card
 from headroom.nodes import NODES
+from headroom.tools.demo.twin import is_link
 from headroom.tools.server.client import Client
 from headroom.tools.server.server import PACK_FOLDER
 from headroom.tools.setup.hosts import DEFAULT
-from headroom.tools.templates.definitions import is_link
 from headroom.tools.templates.parts import MODELS, Template
 from headroom.tools.templates.specs import TEMPLATES
 from headroom.tools.templates.template import NOTE, WORKFLOWS, template, twin
