@@ -90,13 +90,13 @@ def _work_lines(row: Row) -> Iterable[str]:
         return
     # A CPU's tensors are followed one by one; a device's allocator counts what kernels hold as well.
     predicted = row.predicted.activations if _by_allocator(row) else row.predicted.live
-    if row.predicted.bound:
-        yield f"{measured} · planned {format_bytes(predicted)} at most"
+    off = f", {predicted / row.live - 1:+.1%}" if row.live else ""
+    if row.predicted.bound:  # of tensors alone a plan, which counts kernels' scratch, is a bound
+        yield f"{measured} · planned {format_bytes(predicted)}{off if _by_allocator(row) else ' at most'}"
         return
     if row.streams:
         yield f"{measured} · predicted {format_bytes(predicted)} without the copies"
         return
-    off = f", {predicted / row.live - 1:+.1%}" if row.live else ""
     yield f"{measured} · predicted {format_bytes(predicted)}{off}"
 
 

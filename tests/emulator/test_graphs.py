@@ -46,6 +46,7 @@ SLICE = {"qwen_image_text_to_image": (0.6,), "sd3_text_to_image": (0.6,)}
 SINGLE = ("--fp32-unet", "--fp32-vae", "--fp32-text-enc")
 NO_CARD = {name: "" for name in ("EMU_DEVICE", "LD_PRELOAD", "PYTHONPATH")}
 CAST_DB = 30.0
+PLANNED = 0.02  # strips keep to their plan, in what the allocator counts, within this share
 ROUNDED_DB = 90.0  # another exact attention may be chosen on a card
 MOST = {"width": 128, "height": 128, "steps": 2}
 
@@ -187,7 +188,7 @@ def check_promises(prompt: str) -> None:
         for row in LOG.rows(prompt, number):
             assert row.outcome == "done"
             if row.predicted is not None and row.predicted.bound and row.live is not None:
-                assert row.live <= row.predicted.activations
+                assert row.live <= (1 + PLANNED) * row.predicted.activations
 
 
 @pytest.mark.parametrize(("name", "share"), cases())

@@ -121,6 +121,7 @@ class Case:
     def run(self, budget: float = math.inf, **options: Any) -> tuple[Tensor, float, int, Schedule]:
         """The result, seconds, bytes at the peak (what PyTorch was asked for), and the plan."""
         torch.cuda.synchronize()
+        gc.collect()  # what an earlier run left would count as given back by this one
         torch.cuda.empty_cache()
         before = torch.cuda.memory_stats()["requested_bytes.all.current"]
         self.card.reset()

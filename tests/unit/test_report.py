@@ -139,6 +139,7 @@ class TestWork:
     def test_a_plan_is_a_bound(self) -> None:
         planned = Prediction(0, activations=130 * 2**20, live=130 * 2**20, bound=True)
         assert self.line(self.row(predicted=planned)).endswith("planned 130 MB at most")
+        assert self.line(self.row("allocated on a card", predicted=planned)).endswith("planned 130 MB, +30.0%")
 
 
 def test_the_history_of_the_allocator() -> None:
