@@ -143,8 +143,13 @@ def test_what_is_not_there_is_not_found(path: str) -> None:
 def used(file: Path) -> Iterator[str]:
     """Names of the host's that a file of ours reaches through imports, as ``module:name``."""
     tree = ast.parse(file.read_text(encoding="utf-8"))
+    tried = {
+        id(node) for one in ast.walk(tree) if isinstance(one, ast.Try) for part in one.body for node in ast.walk(part)
+    }
     modules: dict[str, str] = {}
     for node in ast.walk(tree):
+        if id(node) in tried:  # it is known that a host may lack it
+            continue
         if isinstance(node, ast.Import):
             modules |= {alias.asname or alias.name: alias.name for alias in node.names if is_hosts(alias.name)}
         elif isinstance(node, ast.ImportFrom) and not node.level and is_hosts(node.module or ""):
