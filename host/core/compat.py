@@ -44,7 +44,19 @@ def is_out_of_memory(error: Exception) -> bool:
     check = getattr(comfy.model_management, "is_oom", None)
     if check is not None:
         return bool(check(error))
-    return isinstance(error, comfy.model_management.OOM_EXCEPTION)
+    return isinstance(error, out_of_memory_kind())
+
+
+def out_of_memory_kind() -> type[Exception]:
+    """What the host raises where an allocation failed; torch's own where it has none."""
+    kind: type[Exception] = getattr(comfy.model_management, "OOM_EXCEPTION", torch.OutOfMemoryError)
+    return kind
+
+
+def interruptions() -> tuple[type[BaseException], ...]:
+    """What the host raises in work that the user cancels, for an ``except``."""
+    kind = getattr(comfy.model_management, "InterruptProcessingException", None)
+    return () if kind is None else (kind,)
 
 
 def device_context(device: torch.device) -> AbstractContextManager[object]:

@@ -2,7 +2,7 @@
 
 ComfyUI promises ``comfy_api`` to node packs and nothing else; the rest it may rename in any version. Each name that the
 pack stands on is listed here with who needs it, so that a renamed one costs the nodes that cannot do without and no
-others. Whoever uses a new one adds a line: ``tests/unit/test_internals.py`` holds the table to the source.
+others. Whoever uses a new one adds a line: ``tests/host/test_internals.py`` holds the table to the source.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("comfy.ops:mixed_precision_ops", "weights are not cast to scaled formats"),
     Internal("comfy.utils:PROGRESS_BAR_HOOK", "an estimate beside a prompt moves its progress bar"),
     # ---------------------------------------------------------------------------- these are needed
-    *_needed(LOCAL, f"{_WRAPPERS}APPLY_MODEL"),
+    *_needed((*LOCAL, "HeadroomCast", *PREDICTING), f"{_WRAPPERS}APPLY_MODEL"),
     *_needed(
         PREDICTING,
         "comfy.ldm.modules.attention:attention_pytorch",

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 
-import comfy.model_management
 import torch
 from torch import nn
 from torch.utils._pytree import tree_leaves
@@ -15,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from ...memory import Allocated, PeakMeter, Row, RunLog
 from ...memory.accelerator import counts_peaks
 from ...memory.prediction import LiveBytes
-from ..core.compat import executing_node
+from ..core.compat import executing_node, interruptions
 from .readers import is_reported
 
 LOG = RunLog()
@@ -89,7 +88,7 @@ def measured(work: str, device: torch.device) -> Iterator[Row]:
         with meter:
             yield row
         row.outcome = "done"
-    except comfy.model_management.InterruptProcessingException:
+    except interruptions():
         row.outcome = "interrupted"
         raise
     finally:

@@ -18,7 +18,7 @@ from ...memory import Row
 from ...memory.accelerator import counts_peaks
 from ...memory.render.comparison import Comparison, Measured, Outcome, render_comparison
 from ...memory.render.comparison_chart import draw_comparison
-from ..core.compat import is_out_of_memory, latent_for, unload_with_clones
+from ..core.compat import interruptions, is_out_of_memory, latent_for, unload_with_clones
 from ..core.device import describe_machine
 from ..core.wrapper_kinds import OUTER_SAMPLE
 from ..measure.wrappers import ROW, WRAPPER_KEY, wrap
@@ -125,7 +125,7 @@ def _outcome(work: Work, way: Strategy, latent: Tensor, reference: Tensor | None
         noise = 0.0 if reference is None else relative_noise(velocity, reference)
         measured = Measured(step.peak, step.seconds, int(model.model_size()), noise)
         return Outcome(way.name, measured, remark), velocity
-    except comfy.model_management.InterruptProcessingException:
+    except interruptions():
         raise
     except NotHere as reason:
         return Outcome(way.name, None, f"not here: {reason}"), None

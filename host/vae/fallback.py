@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 
-import comfy.model_management as model_management
 from torch import Tensor
 
 from ...memory import Row
 from ...vae.exact import DoesNotFit
+from ..core.compat import out_of_memory_kind
 from ..measure.runs import notice
 from .geometry import Geometry
 from .room import Room, gigabytes
@@ -109,7 +109,7 @@ class Fallback:
         if self.settings.method == "auto":
             notice(row, f"feathered (approximate), because memory ran out: {needed}")
             return
-        raise model_management.OOM_EXCEPTION(
+        raise out_of_memory_kind()(
             f"method: {needed}, and {self.room.vae.device} had less to give: end what else uses it, lower the size of"
             " the picture, or set method to auto, which may go on in feathered tiles"
         )

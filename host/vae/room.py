@@ -14,7 +14,7 @@ from torch import nn
 
 from ...memory.accelerator import has_own_memory
 from ...memory.blocks import uncut_bytes
-from ..core.compat import drop_cast_buffers, is_out_of_memory
+from ..core.compat import drop_cast_buffers, is_out_of_memory, out_of_memory_kind
 from ..core.device import GB, memory_budget
 
 
@@ -69,7 +69,7 @@ class Room:
             except Exception as error:  # anything but a failure to allocate goes on
                 if not is_out_of_memory(error):
                     raise
-                raise model_management.OOM_EXCEPTION(
+                raise out_of_memory_kind()(
                     f"vae: its weights ({gigabytes(self.weights(), up=True)}) do not fit into {self.vae.device},"
                     " nothing else of ComfyUI's there; end what else uses it, or start ComfyUI with --bf16-vae (half"
                     " the weights) or --cpu-vae"

@@ -10,9 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import comfy.model_management as model_management
 import pytest
+import torch
 
+from headroom.host.core.compat import is_out_of_memory, out_of_memory_kind
 from headroom.host.core.internals import INTERNALS, find, missing
+from headroom.host.measure.runs import measured
 from headroom.nodes import FILES, MISSING, NODES
 
 from .conftest import ENVIRONMENT
@@ -123,6 +127,18 @@ def test_this_host_has_them_all() -> None:
     assert missing() == []
     assert MISSING == []
     assert [node.__name__ for node in NODES] == list(FILES)
+
+
+def test_errors_go_on_as_they_are_without_the_hosts_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ``except`` that asks for a name which is gone would put its own error in the place of what happened."""
+    for name in ("InterruptProcessingException", "OOM_EXCEPTION", "is_oom"):
+        monkeypatch.delattr(model_management, name, raising=False)
+    with pytest.raises(KeyError, match="of the work"), measured("decode", torch.device("cpu")) as row:
+        raise KeyError("of the work")
+    assert row.outcome == "failed"
+    assert out_of_memory_kind() is torch.OutOfMemoryError
+    assert is_out_of_memory(torch.OutOfMemoryError())
+    assert not is_out_of_memory(KeyError())
 
 
 def test_sentences() -> None:
