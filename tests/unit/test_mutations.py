@@ -59,28 +59,31 @@ class TestStarts:
         "tests/unit",
         "--deselect=tests/unit/test_a.py::test_slow",
         "tests/host/test_b.py::test_one",
+        "tests/host/test_other.py",
+        "tests/emulator/test_c.py::TestC",
         "tests/emulator/x",
     )
 
-    def test_its_own_unit_tests_the_fast_tier_and_its_files(self) -> None:
-        found = list(
-            faults.starts(("unit/test_a.py", "host/test_b.py", "emulator/test_c.py"), self.FAST, no_card=False)
-        )
+    def test_the_fast_ones_of_its_files_then_the_fast_tier_then_its_files(self) -> None:
+        files = ("unit/test_a.py", "host/test_b.py", "emulator/test_c.py")
+        found = list(faults.starts(files, self.FAST, no_card=False))
         assert [(one.tier, one.on_card) for one in found] == [
             (faults.FAST, False),
+            (faults.FAST, True),
             (faults.FAST, False),
             (faults.FAST, True),
             (faults.FULL, False),
             (faults.FULL, True),
         ]
-        assert found[0].arguments == ("tests/unit/test_a.py", self.FAST[1])
-        assert found[1].arguments[-3:] == self.FAST[:3]
-        assert found[2].arguments == ("tests/emulator/x",)
-        assert found[3].arguments == ("tests/unit/test_a.py", "tests/host/test_b.py")
-        assert found[4].arguments == ("tests/emulator/test_c.py",)
+        assert found[0].arguments == ("tests/unit/test_a.py", self.FAST[2], self.FAST[1])
+        assert found[1].arguments == (self.FAST[4],)
+        assert found[2].arguments[-4:] == (*self.FAST[:2], self.FAST[3], "--ignore=tests/unit/test_a.py")
+        assert found[3].arguments == (self.FAST[5],)
+        assert found[4].arguments == ("tests/unit/test_a.py", "tests/host/test_b.py")
+        assert found[5].arguments == ("tests/emulator/test_c.py",)
 
     def test_without_an_emulated_card(self) -> None:
-        found = list(faults.starts(("host/test_b.py", "emulator/test_c.py"), self.FAST, no_card=True))
+        found = list(faults.starts(("host/test_d.py", "emulator/test_c.py"), self.FAST, no_card=True))
         assert [(one.tier, one.on_card) for one in found] == [(faults.FAST, False), (faults.FULL, False)]
 
     def test_the_list_itself_is_not_what_notices(self) -> None:

@@ -168,12 +168,16 @@ def starts(affected: Sequence[str], fast: Sequence[str], no_card: bool) -> Itera
     """
     files = [f"tests/{name}" for name in dict.fromkeys(affected)]
     left_out = [argument for argument in fast if argument.startswith("--deselect=")]
-    first = [file for file in files if file.startswith(UNIT)]
-    if first:
-        yield Start(FAST, (*first, *left_out))
-    others, on_card = suite.by_place(fast)
-    yield Start(FAST, (*suite.side_by_side(suite.FAST_WORKERS), *others))
-    if not no_card:
+    units = [file for file in files if file.startswith(UNIT)]
+    others, on_card = suite.by_place([*units, *(test for test in fast if test.partition("::")[0] in files)])
+    if others:
+        yield Start(FAST, (*others, *left_out))
+    if on_card and not no_card:
+        yield Start(FAST, tuple(on_card), on_card=True)
+    tried = (*others, *on_card)
+    others, on_card = suite.by_place([test for test in fast if test not in tried])
+    yield Start(FAST, (*suite.side_by_side(suite.FAST_WORKERS), *others, *(f"--ignore={file}" for file in units)))
+    if not no_card and on_card:
         yield Start(FAST, tuple(on_card), on_card=True)
     others, on_card = suite.by_place(files)
     if others:
