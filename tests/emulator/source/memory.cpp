@@ -18,8 +18,8 @@ namespace {
 
 constexpr std::size_t POOL_STEP = 32 * MB;  // a pool grows by this much at least
 constexpr std::size_t POOL_GRAIN = 512;
-constexpr std::size_t WINDOW = 64 * MB;  // of this machine's memory behind large maps whose values do not count
-constexpr std::size_t LARGE = 4 * WINDOW;
+constexpr std::size_t WINDOW = 16 * MB;  // of this machine's memory behind large maps whose values do not count
+constexpr std::size_t LARGE = 2 * WINDOW;
 
 bool inside(const Ranges& ranges, const void* address) {
   auto at = reinterpret_cast<std::uintptr_t>(address);
