@@ -5,6 +5,7 @@ Where a link comes from is told by :mod:`.sources`.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,11 @@ INPUTS, OUTPUTS = "-10", "-20"  # what stands in a subgraph for its own inputs a
 REROUTE, PRIMITIVE, SET, GET = "Reroute", "PrimitiveNode", "SetNode", "GetNode"
 NOTES = ("Note", "MarkdownNote")
 VIRTUAL = (REROUTE, PRIMITIVE, SET, GET, *NOTES)  # in the browser only
+# What a file may hold, far above what people draw. Subgraphs within subgraphs multiply: a file of a few kilobytes can
+# stand for more nodes than there is memory for.
 MOST_NESTED = 50  # subgraphs within each other
+MOST_NODES = 50_000  # with every subgraph unpacked
+MOST_SECONDS = 20.0  # to go through them all
 
 
 @dataclass(frozen=True)
@@ -152,13 +157,18 @@ class UIWorkflow:
         """All nodes that are neither muted, bypassed nor in a subgraph that is, with where they are.
 
         Raises:
-            BadWorkflow: a group node, or a subgraph that holds itself.
+            BadWorkflow: a group node, a subgraph that holds itself, or more than anybody draws.
         """
-        root = Instance(self.root)
+        root, began, seen = Instance(self.root), time.monotonic(), 0
         pending = [(root, node) for node in reversed(root.graph.nodes.values())]
         while pending:
             place, node = pending.pop()
             kind = node["type"]
+            seen += 1
+            if seen > MOST_NODES:
+                raise BadWorkflow(f"with its subgraphs unpacked it has more than {MOST_NODES:,} nodes: unpack fewer")
+            if time.monotonic() - began > MOST_SECONDS:
+                raise BadWorkflow(f"going through its links took more than {MOST_SECONDS:g} s: split it")
             if kind.startswith(("workflow>", "workflow/")):
                 raise BadWorkflow(
                     f"node {place.number(node)} is a group node, which is no longer supported: in ComfyUI right-click"

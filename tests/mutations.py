@@ -1097,8 +1097,8 @@ PREDICTIONS = (
         ),
         (
             "prediction: every thread gets its answers",
-            "(function if threading.get_ident() == thread else true)",
-            "(function if thread else true)",
+            '(function if getattr(here, "inside", False) else true)',
+            "(function if here else true)",
         ),
     ),
     *_of(
@@ -1259,6 +1259,11 @@ WORKFLOWS = (
         "host/workflow/dry_run.py",
         f"host/test_workflow_files.py {ESTIMATE}",
         (
+            "dry run: pictures that no machine holds are followed",
+            "tensor.numel() > MOST_VALUES or ",
+            "",
+        ),
+        (
             "estimate: neutral nodes make it incomplete",
             "return not {kind for kind in kinds if not is_neutral(kind)}",
             "return not kinds",
@@ -1294,6 +1299,15 @@ WORKFLOWS = (
         ),
     ),
     *_of(
+        "host/workflow/inputs.py",
+        SERVER,
+        (
+            "dry run: numbers outside a node's range are followed",
+            "if value is not None and not least <= value <= most:",
+            "if value is not None and value != value:",
+        ),
+    ),
+    *_of(
         "host/workflow/kinds.py",
         ESTIMATE,
         (
@@ -1307,7 +1321,7 @@ WORKFLOWS = (
         SERVER,
         (
             "an estimate takes the user's cancel for its own",
-            '    yield comfy.model_management, "throw_exception_if_processing_interrupted", lambda: None\n',
+            '    yield comfy.model_management, "throw_exception_if_processing_interrupted", require_wanted\n',
             "",
         ),
     ),

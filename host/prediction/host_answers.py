@@ -57,11 +57,13 @@ def _rotation(size: int, device: Any = "cpu", dtype: torch.dtype = torch.float32
 @contextmanager
 def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
     """An attribute of the host's replaced for this thread; others get what was there."""
-    thread, true = threading.get_ident(), getattr(owner, name)
+    # Not the thread's number, which a later thread may be given.
+    here, true = threading.local(), getattr(owner, name)
+    here.inside = True
 
     @wraps(true)
     def ask(*args: Any, **kwargs: Any) -> Any:
-        return (function if threading.get_ident() == thread else true)(*args, **kwargs)
+        return (function if getattr(here, "inside", False) else true)(*args, **kwargs)
 
     setattr(owner, name, ask)
     try:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from ...graph.prompt import Prompt, parents, reached
 from ...memory.prediction import Verdict
 from ...memory.render import advise
 from ..core.nodes import node_classes
-from ..workflow.estimate import Terms, WorkflowAnswer, checked_prompt
+from ..workflow.estimate import Terms, checked_prompt, estimate_beside
 
 KEY = "headroom_limit"
 DOES_NOT_FIT, BAD_LIMIT = "headroom_does_not_fit", "headroom_bad_limit"
-Estimate = Callable[[Prompt, Terms], Awaitable[WorkflowAnswer]]
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +24,13 @@ def asks_for_admission(body: bytes) -> bool:
     return KEY.encode() in body
 
 
-async def refusal(body: bytes, estimate: Estimate) -> dict[str, Any] | None:
+def refusal(body: bytes) -> dict[str, Any] | None:
     """Why the host should not queue a prompt, in the shape of its own errors; None where it should go on.
+
+    To be called away from the server's loop: it reads the workflow and predicts it.
 
     Args:
         body: of a POST to /prompt.
-        estimate: predicts a prompt, away from the server's loop.
 
     Returns:
         ``{"error": {…}, "node_errors": {}}``, as the host answers a prompt that it refuses.
@@ -47,7 +47,7 @@ async def refusal(body: bytes, estimate: Estimate) -> dict[str, Any] | None:
         prompt = checked_prompt(content.get("prompt"))
     except ValueError:
         return None  # the host says what is wrong with it
-    return await _too_big(_what_runs(prompt, content.get("partial_execution_targets")), terms, estimate)
+    return _too_big(_what_runs(prompt, content.get("partial_execution_targets")), terms)
 
 
 def terms_of(value: Any) -> Terms:
@@ -68,9 +68,9 @@ def terms_of(value: Any) -> Terms:
     return terms
 
 
-async def _too_big(prompt: Prompt, terms: Terms, estimate: Estimate) -> dict[str, Any] | None:
+def _too_big(prompt: Prompt, terms: Terms) -> dict[str, Any] | None:
     try:
-        answer = await estimate(prompt, terms)
+        answer = estimate_beside(prompt, terms)
     except ValueError as error:
         log.info("Headroom admits a prompt without a prediction: %s", error)
         return None

@@ -7,20 +7,22 @@ import json
 import logging
 import sys
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from ...memory import row_numbers
 from ..measure.runs import LOG
+from .worker import TookTooLong, Worker
 
 ESTIMATE, FIT, RUNS = "/headroom/estimate", "/headroom/fit", "/headroom/runs/{prompt_id}"
+ESTIMATE_FORM, FIT_FORM = '{"prompt": workflow in the API format}', '{"workflow": workflow}'
 FOLLOW = "follow"  # of a GET for runs: predict to the byte first
 PROMPT_PATHS = ("/prompt", "/api/prompt")
 Handler = Callable[[Any], Awaitable[Any]]
 
 log = logging.getLogger(__name__)
-# One at a time: a dry run is Python throughout, and two would only slow each other and the prompt.
-_WORKER = ThreadPoolExecutor(max_workers=1, thread_name_prefix="headroom-estimate")
+# A dry run of the largest models takes a few seconds, and several times that beside a prompt that runs.
+_WORKER = Worker(most_seconds=60.0)
 
 
 def install() -> None:
@@ -51,15 +53,11 @@ async def post_estimate(request: Any) -> Any:
     """
     from aiohttp import web
 
-    from ..workflow.estimate import Terms, checked_prompt
-
     try:
-        asked = _json_object(await request.read())
-        prompt = checked_prompt(asked.pop("prompt", None))
-        answer = await _estimate(prompt, Terms.of(asked))
+        answer = await _beside(request, partial(_estimated, await request.read()))
     except ValueError as error:
         return web.json_response({"error": str(error)}, status=400)
-    return web.json_response(answer.numbers | {"text": answer.text, "notes": list(answer.notes)})
+    return web.json_response(answer)
 
 
 async def post_fit(request: Any) -> Any:
@@ -77,9 +75,9 @@ async def post_fit(request: Any) -> Any:
     from ..workflow.fit_request import fit_workflow
 
     try:
-        asked = _json_object(await request.read(), '{"workflow": workflow}')
+        body = await request.read()
         # In a thread of its own: it waits for no estimate, and a large workflow holds nothing up.
-        return web.json_response(await asyncio.to_thread(fit_workflow, asked))
+        return web.json_response(await asyncio.to_thread(lambda: fit_workflow(_json_object(body, FIT_FORM))))
     except ValueError as error:
         return web.json_response({"error": str(error)}, status=400)
 
@@ -99,7 +97,10 @@ async def get_runs(request: Any) -> Any:
     if FOLLOW in request.query:
         from ..workflow.followed import follow_rows
 
-        await asyncio.get_running_loop().run_in_executor(_WORKER, follow_rows, prompt)
+        try:
+            await _beside(request, partial(follow_rows, prompt))
+        except TookTooLong as error:
+            log.warning("Headroom: the rows of prompt %s stay as they were: %s", prompt, error)
     rows = [row_numbers(node, row) for node in LOG.nodes(prompt) for row in LOG.rows(prompt, node)]
     if not rows:
         sentence = f"prompt '{prompt}': nothing was measured of it here, or too many prompts have run since"
@@ -114,7 +115,8 @@ def _admission() -> Any:
     async def admit(request: Any, handler: Handler) -> Any:
         """The host's handler, unless the prompt has a limit and would not keep it."""
         if request.method == "POST" and request.path in PROMPT_PATHS:
-            refused = await _refused(await request.read())  # kept by the request: the host's handler gets it too
+            body = await request.read()  # kept by the request: the host's handler gets it too
+            refused = await _refused(request, body)
             if refused is not None:
                 return web.json_response(refused, status=400)
         return await handler(request)
@@ -122,20 +124,34 @@ def _admission() -> Any:
     return admit
 
 
-async def _refused(body: bytes) -> dict[str, Any] | None:
+async def _refused(request: Any, body: bytes) -> dict[str, Any] | None:
     from .admission import asks_for_admission, refusal
 
-    return await refusal(body, _estimate) if asks_for_admission(body) else None
+    if not asks_for_admission(body):
+        return None
+    try:
+        return await _beside(request, partial(refusal, body))
+    except TookTooLong as error:
+        log.info("Headroom admits a prompt without a prediction: %s", error)
+        return None
 
 
-async def _estimate(prompt: Any, terms: Any) -> Any:
-    """A prediction in the worker's thread, while the server goes on."""
-    from ..workflow.estimate import estimate_beside
-
-    return await asyncio.get_running_loop().run_in_executor(_WORKER, estimate_beside, prompt, terms)
+async def _beside(request: Any, work: Callable[[], Any]) -> Any:
+    """Work in a thread, while the server goes on and for as long as whoever asked is connected."""
+    return await _WORKER.run(work, lambda: request.transport is not None and not request.transport.is_closing())
 
 
-def _json_object(body: bytes, form: str = '{"prompt": workflow in the API format}') -> dict[str, Any]:
+def _estimated(body: bytes) -> dict[str, Any]:
+    """What :func:`post_estimate` answers. Away from the server's loop: a small body can hold a large workflow."""
+    from ..workflow.estimate import Terms, checked_prompt, estimate_beside
+
+    asked = _json_object(body, ESTIMATE_FORM)
+    prompt = checked_prompt(asked.pop("prompt", None))
+    answer = estimate_beside(prompt, Terms.of(asked))
+    return answer.numbers | {"text": answer.text, "notes": list(answer.notes)}
+
+
+def _json_object(body: bytes, form: str) -> dict[str, Any]:
     """
     Args:
         form: what is asked for, for the sentence.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,15 +25,22 @@ class Nodes:
 
     ours: Mapping[str, Any]
 
-    def check(self, kind: str, inputs: Inputs) -> None:
-        """Checks the inputs of a node of ours as the host does before it runs one; the host's nodes are left to it.
+    def check(self, kind: str, inputs: Inputs, constants: Collection[str]) -> None:
+        """Checks the inputs of a node as the host does before it runs one: numbers of all, types and choices of ours.
+
+        Args:
+            constants: the names of those that the workflow itself gives; what is connected may be any number.
 
         Raises:
             NotFollowed: an input that this node does not take.
         """
         node = self._class(kind)
-        if node is not None and is_ours(kind):
-            inputs.check(node.INPUT_TYPES())
+        if node is None:
+            return
+        definition = node.INPUT_TYPES()
+        inputs.check_ranges(definition, constants)
+        if is_ours(kind):
+            inputs.check(definition)
 
     def call(self, kind: str, inputs: Inputs) -> Outputs:
         """Runs a node.

@@ -6,17 +6,29 @@ what is in none of them is listed and not guessed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_iter
 
 from ...graph.kinds import DECODES, ENCODES, FIT, GUIDED_SAMPLER, GUIDERS, SAMPLERS, VAE
 from ...graph.prompt import Prompt, in_order, is_link, parents_in
 from ...graph.settings import FitSettings
-from ...memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Stage, fake_mode, fake_tree, named_card
+from ...memory.prediction import (
+    THIS_MACHINE,
+    CannotPredict,
+    Card,
+    Forecast,
+    Stage,
+    fake_mode,
+    fake_tree,
+    named_card,
+    require_wanted,
+)
 from ...memory.render import why_nothing_fits
 from ..core.device import GB
 from ..offload.budget import least_weights
@@ -34,6 +46,7 @@ from .kinds import LOADERS, PLAIN, SAME, SETTINGS, TEXT, is_neutral
 from .shapes import latent_like, pixels_like
 
 NOTHING = (None,) * 8  # outputs that are words and charts
+MOST_VALUES, MOST_FRAMES = 2**35, 2**20  # of a tensor that is followed: 128 GB in float32; a million frames
 # What following a node raises where its model, its file or its settings are the reason. Any other error is a fault of
 # this pack's and is not taken for a node's: it goes up to whoever asked.
 REASONS = (CannotPredict, OSError, RuntimeError, ValueError)
@@ -79,9 +92,11 @@ class DryRun:
         for number in in_order(self.workflow, parents_in(self.workflow)):
             node = self.workflow[number]
             kind = node["class_type"]
+            require_wanted()
             try:
                 values = {name: self._value(value) for name, value in node["inputs"].items()}
-                self.results[number] = self._node(kind, Inputs(kind, values))
+                constants = [name for name, value in node["inputs"].items() if not is_link(value)]
+                self.results[number] = _of_this_world(kind, self._node(kind, Inputs(kind, values), constants))
             except NotFollowed as error:
                 self.unknown[number] = str(error)
             except REASONS as error:
@@ -117,8 +132,8 @@ class DryRun:
             raise NotFollowed(f"needs node {number}, {self.workflow[number]['class_type']}, which is not known")
         return self.results[number][output]
 
-    def _node(self, kind: str, inputs: Inputs) -> Outputs:
-        self.nodes.check(kind, inputs)
+    def _node(self, kind: str, inputs: Inputs, constants: Collection[str]) -> Outputs:
+        self.nodes.check(kind, inputs, constants)
         if kind == "HeadroomLocalAttention":
             self.notes.append("Local Attention is counted as dense")
         if kind in SAME:
@@ -235,6 +250,21 @@ class DryRun:
                 self.stages[number] = max(stage, other, key=lambda one: one.peak)
                 return
         self.stages.append(stage)
+
+
+def _of_this_world(kind: str, results: Outputs) -> Outputs:
+    """The results of a node, if there can be a machine that holds them: what takes no data is made in any size.
+
+    Raises:
+        NotFollowed: there can be none.
+    """
+    for tensor in tree_iter(results):
+        if isinstance(tensor, Tensor) and (
+            tensor.numel() > MOST_VALUES or max(tensor.shape[:1], default=0) > MOST_FRAMES
+        ):
+            size = " x ".join(map(str, tensor.shape))
+            raise NotFollowed(f"{kind}: it would give {size} values; check its width, height, length and batch size")
+    return results
 
 
 def _guidance(inputs: Inputs) -> Guided:

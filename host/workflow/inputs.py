@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import reprlib
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -98,8 +100,8 @@ class Inputs(dict[str, Any]):
     def number(self, name: str) -> float:
         """A number, of a widget or connected."""
         found = as_number(self[name])
-        if found is None:
-            raise NotFollowed(f"{self.kind}: {name} is {self[name]!r}, which is no number")
+        if found is None or not math.isfinite(found):
+            raise NotFollowed(f"{self.kind}: {name} is {shortened(self[name])}, which is no number")
         return found
 
     def without(self, *names: str) -> dict[str, Any]:
@@ -121,8 +123,32 @@ class Inputs(dict[str, Any]):
             if kind == "COMBO" and options.get("options") and self[name] not in options["options"]:
                 raise NotFollowed(f"{self.kind}: {name} is {self[name]!r}, which is none of its choices")
 
+    def check_ranges(self, definition: Mapping[str, Any], names: Collection[str]) -> None:
+        """Checks numbers against the range that a node's definition gives.
+
+        Args:
+            definition: ``INPUT_TYPES()``.
+            names: of the inputs to check.
+
+        Raises:
+            NotFollowed: a number outside.
+        """
+        for name, kind, options in entries_of(definition):
+            value = as_number(self.get(name)) if name in names and kind in ("INT", "FLOAT") else None
+            least, most = options.get("min", -math.inf), options.get("max", math.inf)
+            if value is not None and not least <= value <= most:
+                raise NotFollowed(f"{self.kind}: {name} is {shortened(self[name])}; it takes {least:g} to {most:g}")
+
     def _of(self, name: str, kind: type[Given], called: str) -> Given:
         value = self[name]
         if not isinstance(value, kind):
             raise NotFollowed(f"{self.kind}: {name} gets no {called}")
         return value
+
+
+def shortened(value: Any) -> str:
+    """A value of a workflow for a sentence: it may have thousands of digits."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits"

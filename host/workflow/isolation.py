@@ -19,6 +19,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 
+from ...memory.prediction import require_wanted
 from ..prediction.host_answers import replaced
 
 SWITCHES = {
@@ -45,8 +46,8 @@ Substitute = tuple[Any, str, Callable[..., Any]]
 
 
 def _quiet() -> Iterator[Substitute]:
-    """The user's cancel is for the prompt, and so is the bar on the node's face."""
-    yield comfy.model_management, "throw_exception_if_processing_interrupted", lambda: None
+    """The user's cancel is for the prompt, and so is the bar on the node's face; a dry run has its own to ask."""
+    yield comfy.model_management, "throw_exception_if_processing_interrupted", require_wanted
     yield comfy.utils, "PROGRESS_BAR_HOOK", lambda *_, **__: None
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
+from .giving_up import require_wanted
+
 IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
 Hidden = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
 
@@ -107,6 +109,7 @@ class LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        require_wanted()
         kwargs = kwargs or {}
         if _is_made_of_others(func, self._key):
             with self:

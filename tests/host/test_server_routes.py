@@ -31,7 +31,7 @@ from headroom.nodes import NODES
 from headroom.tools.server.client import Client, PromptRejected
 from headroom.tools.server.server import Server
 
-from .ui_workflows import in_a_subgraph
+from .ui_workflows import doubling, in_a_subgraph
 from .ui_workflows import text_to_image as ui_text_to_image
 from .workflows import node, text_to_image, with_headroom
 
@@ -115,6 +115,37 @@ class TestEstimate:
         error = refused(client, "/headroom/estimate", body)["error"]
         assert error.startswith(sentence)
         assert "\n" not in error
+
+    @pytest.mark.parametrize(
+        ("inputs", "sentence"),
+        [
+            ({"batch_size": 10**9}, "EmptyLatentImage: batch_size is 1000000000; it takes 1 to 4096"),
+            ({"width": 10**15}, "EmptyLatentImage: width is 1000000000000000; it takes 16 to 16384"),
+            ({"height": float("nan")}, "EmptyLatentImage: height is nan; it takes 16 to 16384"),
+            ({"width": 16384, "height": 16384, "batch_size": 4096}, "EmptyLatentImage: it would give 4096 x 4 x 2048"),
+            ({"width": ["20", 0]}, "EmptyLatentImage: it would give 1 x 4 x 8 x 125000000000"),
+            ({"batch_size": ["20", 0]}, "EmptyLatentImage: it would give 1000000000000 x 4 x 8 x 8 values"),
+        ],
+    )
+    def test_what_no_machine_holds_is_refused_and_the_next_answered(
+        self, client: Client, inputs: dict[str, Any], sentence: str
+    ) -> None:
+        workflow = text_to_image(side=64)
+        workflow["20"] = node("PrimitiveInt", value=10**12)
+        workflow["4"]["inputs"] |= inputs
+        answer = client.post("/headroom/estimate", {"prompt": workflow})
+        assert not answer["complete"]
+        assert any(line.startswith(f"node 4: {sentence}") for line in answer["unknown"]), answer["unknown"]
+        assert client.post("/headroom/estimate", {"prompt": text_to_image(side=64)})["complete"]
+
+    def test_the_server_answers_meanwhile(self, client: Client) -> None:
+        """A file of a few kilobytes that stands for a hundred million nodes is refused beside the server's loop."""
+        asked = json.dumps({"prompt": doubling(8, 10), "extra_data": {"headroom_limit": 0.5}}).encode()
+        assert len(asked) < 20_000
+        for path in ("/headroom/estimate", "/headroom/fit"):
+            body = asked if path.endswith("estimate") else json.dumps({"workflow": doubling(8, 10)}).encode()
+            assert "more than 50,000 nodes" in refused(client, path, body)["error"]
+        assert "system" in client.get("/system_stats")
 
 
 class TestFit:

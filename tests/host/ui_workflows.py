@@ -102,6 +102,15 @@ def in_a_subgraph(workflow: Workflow, prompt: str | None = None) -> Workflow:
     return graph([outer, save], (20, 0, 7, "images"), definitions={"subgraphs": [definition]})
 
 
+def doubling(levels: int, copies: int) -> Workflow:
+    """A small file that stands for ``copies ** levels`` nodes: subgraphs that hold copies of the next one."""
+    subgraphs = [
+        {"id": f"s{n}", "nodes": [ui_node(one, f"s{n + 1}", {}) for one in range(copies)], "links": []}
+        for n in range(levels)
+    ]
+    return {"nodes": [ui_node(1, "s0", {})], "links": [], "definitions": {"subgraphs": subgraphs}}
+
+
 def consistent(workflow: Workflow) -> None:
     """Links have both their ends, and ids are counted and different."""
     graphs = [workflow, *workflow.get("definitions", {}).get("subgraphs", [])]

@@ -13,12 +13,15 @@ from typing import Any
 import pytest
 
 from headroom.cli import estimate, files, fit
+from headroom.graph import litegraph
 from headroom.graph.formats import PROMPT, WORKFLOW, BadWorkflow, check_api, check_sent, check_ui, is_api, is_ui
 from headroom.graph.insert_fit import insert_fit
 from headroom.graph.kinds import GUIDERS, SAMPLERS
 from headroom.graph.prompt import in_order, is_link, links, parents_in, reached, readers, upstream
 from headroom.graph.settings import FitSettings, check_names, check_share, check_size
 from headroom.graph.to_api import to_api
+
+from ..host.ui_workflows import doubling
 
 ROOT = Path(__file__).parents[2]
 LONG = 2_000
@@ -189,6 +192,20 @@ def test_subgraphs_nested_without_end_are_refused() -> None:
     for read in (insert_fit, lambda one: to_api(one, {})):
         with pytest.raises(BadWorkflow, match="subgraphs are nested"):
             read(workflow)
+
+
+def test_a_small_file_that_unpacks_to_more_than_there_is_memory_for_is_refused() -> None:
+    assert len(to_api(doubling(3, 10), {})) == 1000
+    for read in (insert_fit, lambda one: to_api(one, {})):
+        with pytest.raises(BadWorkflow, match="with its subgraphs unpacked it has more than 50,000 nodes"):
+            read(doubling(8, 10))
+
+
+def test_what_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file within the other limits whose links cost more at every node."""
+    monkeypatch.setattr(litegraph, "MOST_SECONDS", 0.0)
+    with pytest.raises(BadWorkflow, match="going through its links took more than 0 s"):
+        to_api(doubling(2, 2), {})
 
 
 # ------------------------------------------------------------------------------------------------------------- formats

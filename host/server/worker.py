@@ -1,0 +1,131 @@
+"""Work for the server beside its loop: one piece at a time, for a limited time, and while somebody waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Generic, TypeVar
+
+from ...memory.prediction import GivenUp, while_wanted
+
+Result = TypeVar("Result")
+LOOK = 0.25  # seconds between looks at the clock and at who waits
+GRACE = 3.0  # seconds for work to notice by itself that it is not wanted
+
+log = logging.getLogger(__name__)
+
+
+class TookTooLong(ValueError):
+    """Work was given up since it took longer than it may."""
+
+
+class Worker:
+    """Runs one piece of work at a time: a dry run is Python throughout, and two would slow each other and the prompt.
+
+    All in one thread that never ends: torch's device guards for tensors without data are of the first thread that uses
+    one, and crash the process once that is gone (PyTorch 2.11).
+
+    Args:
+        most_seconds: that a piece may take, its wait for the one before not counted.
+    """
+
+    def __init__(self, most_seconds: float) -> None:
+        self.most_seconds = most_seconds
+        self._waiting: deque[_Job[Any]] = deque()
+        self._more = threading.Semaphore(0)
+        self._thread: threading.Thread | None = None
+
+    async def run(self, work: Callable[[], Result], is_waited_for: Callable[[], bool] = lambda: True) -> Result:
+        """What the work gives, while the server goes on.
+
+        Args:
+            work: run in the worker's thread.
+            is_waited_for: whether somebody still wants the answer; asked in the server's loop.
+
+        Raises:
+            TookTooLong: it took longer than it may.
+            asyncio.CancelledError: nobody waits for it any longer.
+        """
+        job = _Job(work)
+        self._put(job)
+        try:
+            answer = asyncio.wrap_future(job.answer)
+            while not (await asyncio.wait([answer], timeout=LOOK))[0]:
+                if job.seconds() > self.most_seconds:
+                    raise TookTooLong(f"given up after {self.most_seconds:g} s: it is too much to predict here")
+                if not is_waited_for():
+                    raise asyncio.CancelledError
+            return answer.result()
+        finally:
+            self._give_up(job)
+
+    def _put(self, job: _Job[Any]) -> None:
+        self._waiting.append(job)
+        self._more.release()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="headroom-estimate", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while True:
+            try:
+                while not self._waiting:
+                    self._more.acquire()
+                # It leaves the queue when it is done: what was raised for the one before may arrive at any place here.
+                self._waiting[0].run()
+                self._waiting.popleft()
+            except GivenUp:
+                continue
+
+    def _give_up(self, job: _Job[Any]) -> None:
+        """Has work end, if it has not: first where it asks, then wherever its Python is."""
+        job.wanted.clear()
+        if job.began and not job.ended.is_set():
+            threading.Thread(target=self._insist, args=(job,), daemon=True).start()
+
+    def _insist(self, job: _Job[Any]) -> None:
+        while not job.ended.wait(GRACE) and self._thread is not None:
+            # CPython's own way to raise in another thread; it arrives between two steps of the interpreter.
+            raised: Any = ctypes.py_object(GivenUp)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), raised)
+
+
+class _Job(Generic[Result]):
+    """One piece of work.
+
+    Attributes:
+        answer: what it gave or raised; open for ever once it was given up.
+        wanted: cleared when it is given up.
+        ended: set when it will not go on.
+        began: when its turn came; 0 before.
+    """
+
+    def __init__(self, work: Callable[[], Result]) -> None:
+        self.answer: Future[Result] = Future()
+        self.wanted, self.ended = threading.Event(), threading.Event()
+        self.wanted.set()
+        self.began = 0.0
+        self._work = work
+
+    def seconds(self) -> float:
+        """Since its turn came."""
+        return time.monotonic() - self.began if self.began else 0.0
+
+    def run(self) -> None:
+        """Does the work, unless it was given up or is done."""
+        while self.wanted.is_set() and not self.answer.done():
+            self.began = self.began or time.monotonic()
+            try:
+                with while_wanted(self.wanted.is_set):
+                    self.answer.set_result(self._work())
+            except GivenUp:  # its own, or the one that was raised for the work before: that goes round once more
+                log.info("Headroom gave up a prediction after %.0f s", self.seconds())
+            except BaseException as error:  # whoever waits gets it, whatever it is
+                self.answer.set_exception(error)
+        self.ended.set()

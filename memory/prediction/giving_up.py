@@ -1,0 +1,35 @@
+"""Predictions that nobody waits for any longer: work in one thread that another may have given up half-way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+
+class GivenUp(BaseException):
+    """The work is wanted no longer. No :class:`Exception`: the host's code would take it for a fault of its own."""
+
+
+_wanted: ContextVar[Callable[[], bool] | None] = ContextVar("headroom_wanted", default=None)
+
+
+@contextmanager
+def while_wanted(wanted: Callable[[], bool]) -> Iterator[None]:
+    """Within it, work in this thread goes on for as long as the function says so."""
+    token = _wanted.set(wanted)
+    try:
+        yield
+    finally:
+        _wanted.reset(token)
+
+
+def require_wanted() -> None:
+    """Asked wherever long work goes round.
+
+    Raises:
+        GivenUp: within :func:`while_wanted`, once the work is wanted no longer.
+    """
+    wanted = _wanted.get()
+    if wanted is not None and not wanted():
+        raise GivenUp
