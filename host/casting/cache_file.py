@@ -6,6 +6,7 @@ For machines whose RAM cannot hold the original and the converted weights. The f
 from __future__ import annotations
 
 import json
+import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +17,7 @@ import folder_paths
 from torch import Tensor, nn
 
 from ...offload import CastLayer, CastReport, Layer, fingerprint
+from ...offload.safetensors_header import NotAHeader, read_header
 from ...offload.safetensors_stream import ALIGNMENT, SafetensorsWriter, header_room
 from .layers import Caster
 from .quantised import exchange, read_quantised, set_plain
@@ -23,7 +25,12 @@ from .quantised import exchange, read_quantised, set_plain
 FOLDER = "headroom"
 METADATA = "headroom_cast"
 METADATA_PER_LAYER = 256
+MOST_NAME = 180  # bytes: file systems take 255, and ours adds 38, or while it is written up to 54
 GB = 2**30
+# What reading raises where a file is not what was written. Its weights are not looked at: nothing would tell.
+DAMAGED = (KeyError, TypeError, ValueError, RecursionError)
+
+log = logging.getLogger(__name__)
 
 
 def cache_path(name: str, network: nn.Module, settings: str) -> Path:
@@ -48,6 +55,8 @@ def check_name(name: str) -> None:
     """
     if not re.fullmatch(r"\w[\w.-]*", name):
         raise ValueError(f"cache_file: {name!r} is no file name; use letters, digits, _ - and . only, without folders")
+    if len(name.encode()) > MOST_NAME:
+        raise ValueError(f"cache_file: the name has {len(name)} characters; file systems take {MOST_NAME} bytes of it")
 
 
 def write_cache(path: Path, network: nn.Module, report: CastReport, convert: Callable[[Layer], None]) -> None:
@@ -79,6 +88,28 @@ def write_cache(path: Path, network: nn.Module, report: CastReport, convert: Cal
         writer.metadata[METADATA] = json.dumps([_packed(done) for done in report.done], separators=(",", ":"))
 
 
+def is_kept(path: Path, report: CastReport) -> bool:
+    """Whether there is a file of an earlier cast. One that is damaged is taken away, with a line in the log.
+
+    Args:
+        report: of the cast that is to be done.
+
+    Raises:
+        ValueError: a folder in its place.
+    """
+    if path.is_dir():
+        raise ValueError(f"cache_file: {path} is a folder; take it away, or choose another name")
+    if not path.exists():
+        return False
+    try:
+        _layers_in(read_header(path).metadata, report)
+    except (NotAHeader, OSError, *DAMAGED) as error:
+        log.warning("Headroom: %s is damaged and is written anew: %s", path, error)
+        path.unlink()
+        return False
+    return True
+
+
 def read_cache(path: Path, network: nn.Module, report: CastReport, caster: Caster) -> None:
     """Puts the file's tensors into a copy of the network, memory-mapped: their pages are read when they are used.
 
@@ -87,15 +118,14 @@ def read_cache(path: Path, network: nn.Module, report: CastReport, caster: Caste
     """
     state, metadata = comfy.utils.load_torch_file(str(path), return_metadata=True)
     try:
-        entries = json.loads(metadata[METADATA])
-        layers = {layer.name: layer for layer in report.layers}
-        report.done = [_unpacked(entry, layers) for entry in entries]
+        report.done = _layers_in(metadata, report)
+        chosen = {done.layer.name for done in report.done}
         for key, _ in list(network.named_parameters()):
-            if key in state:
+            if key in state and key.removesuffix(".weight") not in chosen:
                 _set_parameter(network, key, state[key])
         for done in report.cast:
             _put(network, done.layer.name, caster, state)
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except DAMAGED as error:
         raise ValueError(f"cache_file: {path} is damaged ({error!r}); delete it, and it is written anew") from None
 
 
@@ -110,6 +140,8 @@ def _put(network: nn.Module, name: str, caster: Caster, state: Mapping[str, Tens
 
 def _set_parameter(network: nn.Module, key: str, value: Tensor) -> None:
     path, _, name = key.rpartition(".")
+    if value.shape != network.get_parameter(key).shape:
+        raise ValueError(f"{key} has the shape {tuple(value.shape)}")
     network.get_submodule(path)._parameters[name] = nn.Parameter(value, requires_grad=False)
 
 
@@ -135,6 +167,19 @@ def _check_room(path: Path, needed: int) -> None:
 
 def _packed(done: CastLayer) -> list[object]:
     return [done.layer.name, done.stored, done.bytes_before, done.bytes_after, done.sqnr, done.problem]
+
+
+def _layers_in(metadata: Mapping[str, str], report: CastReport) -> list[CastLayer]:
+    """What a file says of each layer that was cast; it has to be the layers of this cast.
+
+    Raises:
+        one of DAMAGED: it is not.
+    """
+    layers = {layer.name: layer for layer in report.layers}
+    done = [_unpacked(entry, layers) for entry in json.loads(metadata[METADATA])]
+    if {one.layer.name for one in done} != {layer.name for layer in report.layers if layer.reason is None}:
+        raise KeyError(METADATA)
+    return done
 
 
 def _unpacked(entry: list, layers: Mapping[str, Layer]) -> CastLayer:

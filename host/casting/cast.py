@@ -19,7 +19,7 @@ from torch import nn
 from ...offload import STORAGES, CastReport, Layer, Storage
 from ...vae.exact.running.heap import give_back_free_pages
 from ..measure.wrappers import measure_sampling
-from .cache_file import cache_path, check_name, read_cache, write_cache
+from .cache_file import cache_path, check_name, is_kept, read_cache, write_cache
 from .independent import independent
 from .layers import Caster, plan_cast
 from .quantised import why_not
@@ -188,7 +188,7 @@ def _convert(network: nn.Module, report: CastReport, caster: Caster, settings: C
             convert(layer)
         return
     path = cache_path(settings.cache_file, network, repr(replace(settings, cache_file="")))
-    if path.exists():
+    if is_kept(path, report):
         report.notes.append(f"read from {path}")
     else:
         write_cache(path, network, report, convert)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ...memory.json_file import read_json, write_json
 from ...memory.render import Bar, draw_bars
 from ...offload import CastReport, GroupCost, Layer, fingerprint, keep_for_error, keep_for_size, output_db, ranked
 from ..core.compat import OVERRIDE
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 SIDE = 32  # latent cells: 256 px for most models
 BARS = 32
 FOLDER = "headroom"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,7 @@ class Probe:
         noise = _read(path, self._groups)
         if noise is None:
             noise = self._measure()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(noise, indent=1), encoding="utf-8")
+            write_json(path, noise)
         return [GroupCost(group, noise[group], self._saved[group]) for group in self._groups]
 
     def output_db(self, keep: frozenset[str]) -> float:
@@ -143,6 +145,11 @@ class Probe:
         for group in self._groups:
             comfy.model_management.throw_exception_if_processing_interrupted()
             noise[group] = self._noise([group])
+            if not math.isfinite(noise[group]):
+                raise ValueError(
+                    "positive: with this conditioning the model's output is not a number, so that no error can be"
+                    " measured; connect another, or turn sensitivity off"
+                )
             progress.update(1)
         return noise
 
@@ -184,11 +191,17 @@ def _result_path(network: nn.Module, settings: CastSettings) -> Path:
 
 def _read(path: Path, groups: Mapping[str, object]) -> dict[str, float] | None:
     """Noise by group from an earlier measurement; None where there is none of exactly these groups."""
-    try:
-        noise: dict[str, float] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
+    noise = read_json(path)
+    if noise is None:
         return None
-    return noise if set(noise) == set(groups) else None
+    if isinstance(noise, dict) and set(noise) == set(groups) and all(map(_is_noise, noise.values())):
+        return noise
+    log.warning("Headroom: %s does not hold the errors of this model's layers: they are measured anew", path)
+    return None
+
+
+def _is_noise(value: Any) -> bool:
+    return type(value) in (int, float) and 0 <= value < math.inf
 
 
 def _chart(costs: Sequence[GroupCost], keep: frozenset[str], subtitle: str) -> Tensor:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...memory.prediction import Card
+from ...offload.safetensors_header import NotAHeader, StoredTensor, read_header
 from .host_answers import answering, card_answers, free_memory_answer, replaced
 
 DTYPES = {
@@ -24,6 +23,7 @@ DTYPES = {
 }  # fmt: skip
 # What is no weight: how a tensor is quantised, as JSON, and tokenizers. The host reads them to know what it has.
 DESCRIPTIONS = (".comfy_quant", "spiece_model", "tekken_model", "tokenizer_json")
+MOST_DESCRIBED = 2**28  # bytes of one: tokenizers have some ten million
 
 
 class Description(Tensor):
@@ -36,50 +36,33 @@ class Description(Tensor):
         return self.held
 
 
-class NotAHeader(ValueError):
-    """A file whose tensors cannot be told without reading it."""
-
-
-def read_header(path: Path) -> tuple[dict[str, Any], dict[str, str], int]:
-    """Entries, metadata and where the data begins, of a safetensors file.
-
-    Raises:
-        NotAHeader: another kind of file, or a damaged one.
-    """
-    with path.open("rb") as file:
-        start = file.read(8)
-        size = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
-        if not 2 <= size <= 100_000_000 or path.suffix.lower() not in (".safetensors", ".sft"):
-            raise NotAHeader(f"{path.name} is no safetensors file: convert it to be able to answer without loading it")
-        try:
-            entries = json.loads(file.read(size))
-        except ValueError as error:
-            raise NotAHeader(f"{path.name}: its header is damaged; download it again") from error
-    return entries, entries.pop("__metadata__", {}), 8 + size
-
-
 def fake_state_dict(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A file's tensors without data, and its metadata. Call it in a fake mode.
 
     Raises:
-        NotAHeader: no safetensors file.
+        NotAHeader: no safetensors file, or a damaged one.
     """
-    entries, metadata, begin = read_header(path)
-    return {name: _fake_entry(path, name, entry, begin) for name, entry in entries.items()}, metadata
+    header = read_header(path)
+    return {name: _fake_entry(path, name, entry, header.begin) for name, entry in header.entries.items()}, (
+        header.metadata
+    )
 
 
-def _fake_entry(path: Path, name: str, entry: dict[str, Any], begin: int) -> Tensor:
-    dtype = DTYPES.get(entry["dtype"])
+def _fake_entry(path: Path, name: str, entry: StoredTensor, begin: int) -> Tensor:
+    dtype = DTYPES.get(entry.dtype)
     if dtype is None:
-        raise NotAHeader(f"{path.name}: {name} is {entry['dtype']}, which this version does not know")
+        raise NotAHeader(f"{path.name}: {name} is {entry.dtype}, which this version does not know")
     if not name.endswith(DESCRIPTIONS):
-        return torch.empty(entry["shape"], dtype=dtype)
-    first, last = entry["data_offsets"]
+        return torch.empty(entry.shape, dtype=dtype)
+    if entry.last - entry.first > MOST_DESCRIBED:
+        raise NotAHeader(f"{path.name}: {name} describes a layer, and has {entry.last - entry.first} bytes")
     with path.open("rb") as file:
-        file.seek(begin + first)
-        data = bytearray(file.read(last - first))
+        file.seek(begin + entry.first)
+        data = bytearray(file.read(entry.last - entry.first))
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
-        return _held(torch.frombuffer(data, dtype=dtype).reshape(entry["shape"]))
+        if not data:
+            return _held(torch.empty(entry.shape, dtype=dtype))
+        return _held(torch.frombuffer(data, dtype=dtype).reshape(entry.shape))
 
 
 @contextmanager

@@ -8,9 +8,7 @@ the file, and that predictions use what is in it.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -21,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ..json_file import read_json, write_json
 from .card import Card
 from .convolution import DTYPES, ConvolutionCall
 from .workspace import DOCUMENTED, Workspaces
@@ -180,10 +179,7 @@ def save(path: Path, key: Key, found: Calibration) -> None:
     before = _calibration(content.get(str(key))) or Calibration()
     product = before.product if found.product is None else found.product
     content[str(key)] = {"product": product, "convolutions": {**before.convolutions, **found.convolutions}}
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
-    draft.replace(path)
+    write_json(path, content)
 
 
 def load(path: Path, key: Key) -> Calibration | None:
@@ -199,12 +195,8 @@ def load(path: Path, key: Key) -> Calibration | None:
 
 
 def _content(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        log.warning("Headroom: %s cannot be read and is ignored: %s", path, error)
+    content = read_json(path)
+    if content is None:
         return {}
     if isinstance(content, dict):
         return content

@@ -1,7 +1,8 @@
 """Layerwise casting around the host's own models, loaders, LoRAs and sampler, in process."""
 
 import gc
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import comfy.sd
 import folder_paths
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headroom.benchmarks._noise import sqnr_db
@@ -521,15 +524,57 @@ class TestCacheFile:
             cast(FAMILIES["flux"].load(), cache_file="mine")
         assert not list(files.iterdir())
 
-    def test_a_damaged_file_is_named(self, files: Path) -> None:
-        from safetensors.torch import save_file
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda file: file.write_bytes(b""),
+            lambda file: file.write_bytes(b"no tensors at all, in so many words"),
+            lambda file: file.write_bytes(file.read_bytes()[:-1]),
+            lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+            lambda file: save_file({"x": torch.zeros(1)}, file, metadata={"other": "yes"}),
+            lambda file: save_file({"x": torch.zeros(1)}, file, metadata={"headroom_cast": "{}"}),
+            lambda file: save_file({"x": torch.zeros(1)}, file, metadata={"headroom_cast": "[" * 50_000}),
+            lambda file: save_file({"x": torch.zeros(1)}, file, metadata={"headroom_cast": "[[1]]"}),
+        ],
+    )
+    def test_a_damaged_file_is_written_anew(
+        self, files: Path, damage: Callable[[Path], object], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        family = FAMILIES["flux"]
+        latents = sample(cast(family.load(), cache_file="mine"), family)
+        (file,) = files.iterdir()
+        whole = file.read_bytes()
+        damage(file)
+        again = cast(family.load(), cache_file="mine")
+        assert "is damaged and is written anew" in caplog.text
+        assert "written to" in report_of(again).render()
+        assert torch.equal(sample(again, family), latents)
+        assert file.read_bytes() == whole
 
+    def test_layers_that_are_missing_are_named(self, files: Path) -> None:
+        """What its header promises is all there; what the cast needs is not."""
         model = FAMILIES["flux"].load()
         cast(model, cache_file="mine")
         (file,) = files.iterdir()
-        save_file({"x": torch.zeros(1)}, file, metadata={"other": "yes"})
+        with safe_open(file, "pt") as opened:
+            metadata = opened.metadata()
+        save_file({"x": torch.zeros(1)}, file, metadata=metadata)
         with pytest.raises(ValueError, match=r"cache_file: .*mine\..* is damaged .*; delete it"):
             cast(model, cache_file="mine")
+
+    def test_a_folder_in_its_place_is_named(self, files: Path) -> None:
+        cast(FAMILIES["flux"].load(), cache_file="mine")
+        (file,) = files.iterdir()
+        file.unlink()
+        file.mkdir()
+        with pytest.raises(ValueError, match=r"cache_file: .*mine\..* is a folder; take it away, or choose another"):
+            cast(FAMILIES["flux"].load(), cache_file="mine")
+
+    def test_the_longest_name(self, files: Path) -> None:
+        cast(FAMILIES["flux"].load(), cache_file="n" * 180)
+        assert len(list(files.iterdir())) == 1
+        with pytest.raises(ValueError, match=r"cache_file: the name has 181 characters; file systems take 180 bytes"):
+            cast(FAMILIES["flux"].load(), cache_file="n" * 181)
 
     @pytest.mark.parametrize("name", ["../mine", "a/b", ".hidden", "C:\\mine", "two words"])
     def test_a_path_is_refused(self, name: str) -> None:
@@ -724,6 +769,36 @@ class TestSensitivity:
         monkeypatch.delattr(Probe, "_measure")
         _, second, _ = cast_by_sensitivity(*arguments)
         assert second.kept() == first.kept()
+
+    @pytest.mark.parametrize(
+        "content",
+        [b"null", b'"words"', b"[]", b"{", b"\xff", b"[" * 50_000, b"NaN", b"null values", b"strings", b"negative"],
+    )
+    def test_foreign_contents_are_measured_anew(
+        self, tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        family = FAMILIES["flux"]
+        arguments = (family.load(), CastSettings("float8_e4m3fn_scaled"), Goal(size_limit=0.5), family.conditioning(1))
+        _, first, _ = cast_by_sensitivity(*arguments)
+        (file,) = (tmp_path / "user" / "headroom").iterdir()
+        before = json.loads(file.read_text())
+        values = {b"NaN": "NaN", b"null values": "null", b"strings": '"1"', b"negative": "-1.0"}
+        damaged = {group: values[content] for group in before} if content in values else None
+        text = "{" + ", ".join(f'"{group}": {value}' for group, value in (damaged or {}).items()) + "}"
+        file.write_bytes(text.encode() if damaged else content)
+        _, second, _ = cast_by_sensitivity(*arguments)
+        assert second.kept() == first.kept()
+        assert json.loads(file.read_text()) == before
+        assert str(file) in caplog.text
+
+    def test_a_conditioning_that_is_no_number_is_named_and_nothing_is_kept(self, tmp_path: Path) -> None:
+        family = FAMILIES["flux"]
+        settings, goal = CastSettings("float8_e4m3fn_scaled"), Goal(size_limit=0.5)
+        ((text, options),) = family.conditioning(1)
+        with pytest.raises(ValueError, match="positive: with this conditioning the model's output is not a number"):
+            cast_by_sensitivity(family.load(), settings, goal, [[torch.full_like(text, torch.nan), options]])
+        assert not list((tmp_path / "user").glob("headroom/*"))
+        cast_by_sensitivity(family.load(), settings, goal, family.conditioning(1))
 
     def test_the_original_is_bit_exact_and_its_lora_stays(self) -> None:
         family = FAMILIES["flux"]

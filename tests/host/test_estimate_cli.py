@@ -17,7 +17,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 import nodes
-from headroom.host.prediction.header_loading import NotAHeader, loading_headers, read_header
+from headroom.host.prediction.header_loading import loading_headers
 from headroom.host.workflow import dry_run
 from headroom.host.workflow.calling import with_choices
 from headroom.host.workflow.dry_run import DryRun
@@ -25,6 +25,7 @@ from headroom.host.workflow.kinds import NEUTRAL
 from headroom.memory.prediction import Forecast, Verdict, fake_mode, named_card
 from headroom.nodes import NODES
 from headroom.nodes.local_attention import HeadroomLocalAttention
+from headroom.offload.safetensors_header import NotAHeader, read_header
 
 from . import full_size
 from .conftest import ENVIRONMENT
