@@ -51,11 +51,13 @@ class Header:
         entries: tensors by their names.
         metadata: words by theirs.
         begin: bytes before the data.
+        is_alone: whether there is no data behind it, which is enough to tell what the tensors would take.
     """
 
     entries: dict[str, StoredTensor]
     metadata: dict[str, str]
     begin: int
+    is_alone: bool = False
 
 
 def read_header(path: Path) -> Header:
@@ -74,7 +76,8 @@ def read_header(path: Path) -> Header:
         data = file.seek(0, 2) - 8 - size
     try:
         content = json.loads(text)
-        return Header(*_checked(content, data), 8 + size)
+        entries, metadata = _checked(content, data)
+        return Header(entries, metadata, 8 + size, is_alone=bool(entries) and not data)
     except (ValueError, RecursionError) as error:
         why = f" ({error})" if isinstance(error, _Broken) else ""
         raise NotAHeader(f"{path.name}: its header is damaged{why}; download it again") from error
@@ -88,7 +91,7 @@ def _checked(content: Any, data: int) -> tuple[dict[str, StoredTensor], dict[str
     """
     Args:
         content: of the header.
-        data: bytes behind it.
+        data: bytes behind it; 0: the header is alone.
     """
     if not isinstance(content, dict):
         raise _Broken("it is no JSON object")
@@ -101,7 +104,7 @@ def _checked(content: Any, data: int) -> tuple[dict[str, StoredTensor], dict[str
         if entry.first != end:
             raise _Broken(f"{_short(name)} does not begin where the tensor before it ends")
         end = entry.last
-    if end != data:
+    if data and end != data:
         raise _Broken(f"its tensors take {_short(str(end))} bytes, the file has {data}")
     return entries, metadata
 

@@ -102,7 +102,10 @@ def is_kept(path: Path, report: CastReport) -> bool:
     if not path.exists():
         return False
     try:
-        _layers_in(read_header(path).metadata, report)
+        header = read_header(path)
+        _layers_in(header.metadata, report)
+        if header.is_alone:
+            raise NotAHeader("there are no tensors behind its header")
     except (NotAHeader, OSError, *DAMAGED) as error:
         log.warning("Headroom: %s is damaged and is written anew: %s", path, error)
         path.unlink()

@@ -59,6 +59,8 @@ def _fake_entry(path: Path, name: str, entry: StoredTensor, begin: int) -> Tenso
     with path.open("rb") as file:
         file.seek(begin + entry.first)
         data = bytearray(file.read(entry.last - entry.first))
+    if len(data) != entry.last - entry.first:
+        raise NotAHeader(f"{path.name}: {name} is not in it, which says what the tensors are; download it again")
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         if not data:
             return _held(torch.empty(entry.shape, dtype=dtype))

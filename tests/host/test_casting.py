@@ -531,6 +531,7 @@ class TestCacheFile:
             lambda file: file.write_bytes(b"no tensors at all, in so many words"),
             lambda file: file.write_bytes(file.read_bytes()[:-1]),
             lambda file: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+            lambda file: file.write_bytes(file.read_bytes()[: 8 + int.from_bytes(file.read_bytes()[:8], "little")]),
             lambda file: save_file({"x": torch.zeros(1)}, file, metadata={"other": "yes"}),
             lambda file: save_file({"x": torch.zeros(1)}, file, metadata={"headroom_cast": "{}"}),
             lambda file: save_file({"x": torch.zeros(1)}, file, metadata={"headroom_cast": "[" * 50_000}),

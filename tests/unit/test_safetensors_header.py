@@ -92,3 +92,11 @@ def test_a_dtype_of_tomorrow_is_read(tmp_path: Path) -> None:
 def test_a_truncated_download(tmp_path: Path) -> None:
     with pytest.raises(NotAHeader, match="its tensors take 24 bytes, the file has 20"):
         read_header(written(tmp_path / "x.safetensors", WHOLE, data=20))
+
+
+def test_a_header_alone_is_enough(tmp_path: Path) -> None:
+    """To tell what a model would take, nothing else needs to be downloaded."""
+    header = read_header(written(tmp_path / "x.safetensors", WHOLE, data=0))
+    assert header.is_alone
+    assert header.entries["a"].shape == (2, 3)
+    assert not read_header(written(tmp_path / "x.safetensors", WHOLE)).is_alone
