@@ -40,8 +40,10 @@ def parser() -> argparse.ArgumentParser:
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--host",
-        choices=list(hosts.CARRIERS),
-        help=f"use this ComfyUI rather than one found on this machine (where there is none: {hosts.DEFAULT})",
+        type=hosts.named,
+        metavar="HOST",
+        help=f"use this ComfyUI rather than one found on this machine (where there is none: {hosts.DEFAULT}):"
+        f" {', '.join(hosts.CARRIERS)}, or a folder or archive (.tar.gz, .tar.xz) of its source",
     )
     on_card = argparse.ArgumentParser(add_help=False)
     on_card.add_argument(
@@ -75,6 +77,10 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--cpu", action=argparse.BooleanOptionalAction, help="default: if nothing else is there")
     command = add("bench", bench, "run a benchmark, or list them", on_card)
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="name ...", help="and its arguments")
+    command = add(
+        "campaign", campaign, "try to break it: fuzzed prompts, interrupts, hostile files and requests", on_card
+    )
+    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="PART", help="and its options; --help lists")
     command = add("estimate", estimate, "predict the memory of a workflow file, without running it and without a GPU")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="WORKFLOW.json ...", help="and its options")
     command = add("fit", fit, "put Headroom's nodes into a workflow file, so that it fits, and change nothing else")
@@ -177,6 +183,13 @@ def bench(options: argparse.Namespace) -> int:
         raise SetupError(f"There is no benchmark {name!r}: there is {known}.")
     environment = prepare(options.host, with_tools=True)
     return run(environment, environment.python, scripts[name], *arguments, variables=_card(options, environment))
+
+
+def campaign(options: argparse.Namespace) -> int:
+    """Run a part of the reliability campaign."""
+    environment = prepare(options.host, with_tools=True)
+    script = PACK / "tests" / "campaign" / "__main__.py"
+    return run(environment, environment.python, script, *options.arguments, variables=_card(options, environment))
 
 
 def estimate(options: argparse.Namespace) -> int:

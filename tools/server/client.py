@@ -9,7 +9,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,13 +37,16 @@ class PromptRejected(ClientError):
 
 
 class PromptFailed(ClientError):
-    """A node raised an exception."""
+    """A node raised an exception; `traceback` has its lines."""
 
-    def __init__(self, node_id: str, node_type: str, exception_type: str, exception_message: str) -> None:
+    def __init__(
+        self, node_id: str, node_type: str, exception_type: str, exception_message: str, traceback: Sequence[str] = ()
+    ) -> None:
         reason = exception_message.strip().partition("\n")[0]  # the rest is in the attribute
         super().__init__(f"Node {node_id} ({node_type}) failed with {exception_type}: {reason}")
         self.node_id, self.node_type = node_id, node_type
         self.exception_type, self.exception_message = exception_type, exception_message
+        self.traceback = tuple(traceback)
 
 
 class PromptInterrupted(ClientError):
@@ -205,7 +208,8 @@ class _Watch:
             self._progress(Progress(data["node"], self._type(data["node"]), data["value"], data["max"]))
         elif kind == "execution_error":
             names = ("node_id", "node_type", "exception_type", "exception_message")
-            self.error = PromptFailed(*(str(data[name]) for name in names))
+            node, kind, error, message = (str(data[name]) for name in names)
+            self.error = PromptFailed(node, kind, error, message, data.get("traceback") or ())
         elif kind == "execution_interrupted":
             self.error = PromptInterrupted(f"The prompt was interrupted{self.where()}.")
         return False

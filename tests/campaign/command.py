@@ -1,0 +1,64 @@
+"""The command line of the campaign."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ...tools.setup.environment import PACK, Environment
+from . import memory, prompts, requests
+from .cases import Case, Journal, table
+from .stand import Stand
+
+PARTS: dict[str, Any] = {part.name: part for part in (*prompts.PARTS, *requests.PARTS, *memory.PARTS)}
+JOURNAL = PACK / "output" / "campaign.jsonl"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a part; 1 if a case was bad."""
+    parser = argparse.ArgumentParser(prog="python3 -m tools campaign", description=__doc__)
+    parser.add_argument("part", choices=[*PARTS, "table"], help="what to try, or the table of what was tried")
+    parser.add_argument("--cases", type=int, default=100, metavar="N", help="how many (default 100)")
+    parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the cases: the same seed, the same cases")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="one case again")
+    parser.add_argument("--minutes", type=float, default=1e9, metavar="M", help="end after so many")
+    parser.add_argument("--journal", type=Path, default=JOURNAL, help="a line a case; what is in it is not done again")
+    options = parser.parse_args(arguments)
+    journal = Journal(options.journal)
+    if options.part == "table":
+        print(table(journal))
+        return 0
+    variables = {name: value for name, value in os.environ.items() if name.startswith("EMU_")} or None
+    with Stand(Environment.from_variables(), variables) as stand:
+        numbers = range(options.cases) if options.only is None else [options.only]
+        done = journal.done(options.part, options.seed) if options.only is None else set()
+        ended = time.monotonic() + 60 * options.minutes
+        part = PARTS[options.part](stand)
+        cases = [
+            kept(journal, one_case(part, options.seed, number))
+            for number in numbers
+            if number not in done and time.monotonic() < ended
+        ]
+    print(table(cases))
+    return 0 if all(case.is_good for case in cases) else 1
+
+
+def one_case(part: Any, seed: int, number: int) -> Case:
+    """A case of a part; by its seed and number it is always the same."""
+    started = time.monotonic()
+    found = part.case(random.Random(f"{part.name} {seed} {number}"))
+    return Case(part.name, seed, number, found.outcome, found.what, found.detail, round(time.monotonic() - started, 3))
+
+
+def kept(journal: Journal, case: Case) -> Case:
+    """Writes a case down, and shows it if something has to be mended."""
+    journal.add(case)
+    if not case.is_good:
+        print(f"{case.part} {case.seed}/{case.number}: {case.outcome}: {case.what}: {case.detail}", file=sys.stderr)
+    return case

@@ -1,0 +1,156 @@
+"""The server that a campaign runs against: started anew when it died, with a watch on what it left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from ...tools.server.client import Client, ClientError, PromptFailed, PromptRejected, Workflow
+from ...tools.server.server import PACK_FOLDER, Server
+from ...tools.setup.environment import PACK, Environment
+from .cases import DEATH, FINE, HANG, RAW, SENTENCE, STOPPED, THEIRS, Found
+
+LONGEST = 30.0  # seconds that a small prompt may take
+# What an error is called whose message is written for people: our own kinds are of this pack's modules.
+WRITTEN = ("ValueError", "OutOfMemoryError", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
+OURS = "Headroom"
+
+
+class Stand:
+    """A server for a campaign, and a client.
+
+    Args:
+        environment: to start it in.
+        variables: of an emulated card; none: on the CPU.
+    """
+
+    def __init__(self, environment: Environment, variables: Mapping[str, str] | None = None) -> None:
+        self.environment, self.variables = environment, variables
+        self._server: Server | None = None
+        self._base: Path | None = None
+        self._packs: list[str] = []
+
+    def __enter__(self) -> Stand:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def with_pack(self, name: str) -> None:
+        """Has the server load a node pack of this folder, for which it is started anew."""
+        if name not in self._packs:
+            self._end()
+            self._packs.append(name)
+
+    def _end(self) -> None:
+        if self._server is not None:
+            self._server.__exit__(None, None, None)
+        if self._base is not None:
+            shutil.rmtree(self._base, ignore_errors=True)
+        self._server = self._base = None
+
+    @property
+    def server(self) -> Server:
+        """A server that runs."""
+        if self._server is not None and not self._is_running(self._server.pid):
+            self._end()
+        if self._server is None:
+            self._base = Path(tempfile.mkdtemp(prefix="headroom-campaign-"))
+            for name in self._packs:
+                shutil.copytree(Path(__file__).parent / name, self._base / "custom_nodes" / f"campaign_{name}")
+            (self.models / "vae").mkdir(parents=True)
+            paths = self._base / "paths.yaml"
+            paths.write_text(f"campaign:\n  base_path: {self.models}\n  vae: vae\n", encoding="utf-8")
+            self._server = Server(
+                self.environment,
+                extra_args=("--extra-model-paths-config", str(paths)),
+                cpu=None if self.variables is None else False,
+                base=self._base,
+                variables=self.variables,
+            ).__enter__()
+        return self._server
+
+    @property
+    def models(self) -> Path:
+        """A folder of models of this server alone, for files that are not as they should be."""
+        assert self._base is not None
+        return self._base / "hostile"
+
+    @staticmethod
+    def _is_running(pid: int) -> bool:
+        """A process that died stays as a zombie until it is waited for."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        return False
+
+    @property
+    def client(self) -> Client:
+        """A client of it."""
+        return Client(self.server.url, timeout=LONGEST)
+
+    def is_alive(self) -> bool:
+        """Whether the server answers, soon."""
+        with contextlib.suppress(ClientError, OSError):
+            self.client.system_stats()
+            return True
+        return False
+
+    def run(self, workflow: Workflow, extra: Mapping[str, Any] | None = None) -> Found:
+        """Runs a prompt and judges how it ends."""
+        try:
+            self.client.run(workflow, timeout=LONGEST, extra_data=extra)
+        except PromptRejected as error:
+            raw = error.status >= 500
+            return Found(RAW if raw else THEIRS, "", str(error)[:300])
+        except PromptFailed as error:
+            return Found(*judged(error))
+        except TimeoutError as error:
+            time.sleep(1)
+            return Found(HANG, "", str(error))
+        except ClientError as error:
+            return Found(STOPPED if self.is_alive() else DEATH, "", str(error))
+        return Found(FINE, "")
+
+
+def judged(error: PromptFailed) -> tuple[str, str, str]:
+    """Whether a node's error is a sentence, the host's own, or a raw one of ours: outcome, what, detail."""
+    detail = f"{error.node_type}: {error.exception_type}: {error.exception_message.strip()}"[:600]
+    last = next((line for line in reversed(error.traceback) if line.lstrip().startswith("File ")), "")
+    is_ours = error.node_type.startswith(OURS) or PACK_FOLDER in last
+    if not is_ours:
+        return THEIRS, "", detail
+    kind = error.exception_type
+    written = kind in WRITTEN or PACK_FOLDER in kind
+    first = error.exception_message.strip().partition("\n")[0]
+    if written and first and "Traceback" not in error.exception_message:
+        return SENTENCE, "", detail
+    return RAW, "", f"{detail} | {last.strip()}"
+
+
+def api_graphs() -> dict[str, Workflow]:
+    """The graphs that ship with the pack, small: one step, 64 px, 5 frames."""
+    small = {"steps": 1, "width": 64, "height": 64, "length": 5, "batch_size": 1}
+    graphs = {}
+    for path in sorted((PACK / "workflows" / "api").glob("*.json")):
+        workflow = json.loads(path.read_text(encoding="utf-8"))
+        graphs[path.stem] = {
+            number: {**node, "inputs": {name: small.get(name, value) for name, value in node["inputs"].items()}}
+            for number, node in workflow.items()
+        }
+    return graphs
+
+
+def files_under(folder: Path) -> set[str]:
+    """Names of all files in a folder, to see what was written."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}

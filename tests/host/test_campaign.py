@@ -1,0 +1,59 @@
+"""A slice of the reliability campaign (`tests/campaign`); `python3 -m tools campaign` runs the whole."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ..campaign.cases import DIFFERENT, FINE, SENTENCE, Case, Journal, table
+from ..campaign.command import PARTS, one_case
+from ..campaign.stand import Stand
+from ..nightly import NIGHTLY
+from .conftest import ENVIRONMENT
+
+SLICE = {
+    "prompts": 40,
+    "routes": 60,
+    "commands": 20,
+    "headers": 25,
+    "interrupts": 4,
+    "soak": 6,
+    "clients": 1,
+    "memory": 3,
+}
+SEED = 1
+
+
+@pytest.fixture(scope="module")
+def stand() -> Iterator[Stand]:
+    with Stand(ENVIRONMENT) as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_nothing_has_to_be_mended(stand: Stand, name: str) -> None:
+    part = PARTS[name](stand)
+    cases = [one_case(part, SEED, number) for number in range(SLICE[name] * (10 if NIGHTLY else 1))]
+    assert not [case for case in cases if not case.is_good], table(cases)
+    assert {case.outcome for case in cases} & {FINE, SENTENCE}, "some cases reach the pack"
+
+
+def test_a_case_is_the_same_again_and_is_kept(stand: Stand, tmp_path: Path) -> None:
+    part = PARTS["commands"](stand)
+    first, second = (one_case(part, 3, 7) for _ in range(2))
+    assert (first.what, first.outcome) == (second.what, second.outcome)
+    journal = Journal(tmp_path / "x.jsonl")
+    journal.add(first)
+    assert list(journal) == [first]
+    assert journal.done("commands", 3) == {7}
+    assert journal.done("commands", 4) == set()
+
+
+def test_the_table_names_what_is_bad() -> None:
+    cases = [
+        Case("prompts", 1, 0, FINE, "as it is", "", 0.5),
+        Case("prompts", 1, 1, DIFFERENT, "with another", "hash", 1.5),
+    ]
+    lines = table(cases).splitlines()
+    assert lines[2] == "| prompts | 1 | 2 | 1 fine, 1 different result | 1 | 1.00 | 1.5 |"
+    assert lines[3] == "- prompts 1/1: different result: with another: hash"
