@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 # What the host calls its blocks: a UNet's three lists, a transformer's two kinds.
 KINDS = ("input", "middle", "output", "double", "single")
-SPAN = r"(?:\*|(?P<first>\d+)(?:\s*-\s*(?P<last>\d+))?)"
+SPAN = r"(?:\*|(?P<first>\d{1,6})(?:\s*-\s*(?P<last>\d{1,6}))?)"
 ITEM = re.compile(rf"(?P<name>[a-z]+)|(?:(?P<kind>[a-z]+)\s*:\s*)?{SPAN}")
 EXAMPLE = "double:0-18, single:*, input:1,2, middle"
 
@@ -92,8 +92,9 @@ def _parse_item(part: str, previous: str | None) -> Span:
     match = ITEM.fullmatch(part)
     kind = (match["name"] or match["kind"] or previous) if match else None
     if match is None or kind not in KINDS:
+        shown = " ".join(part.split())[:40]
         raise ValueError(
-            f"blocks: cannot read '{part}'; write all, inner, or blocks of {', '.join(KINDS)}, such as '{EXAMPLE}'"
+            f"blocks: cannot read '{shown}'; write all, inner, or blocks of {', '.join(KINDS)}, such as '{EXAMPLE}'"
         )
     if match["first"] is None:
         return Span(kind)

@@ -7,19 +7,27 @@ looking whether an entry has the form that the readers rely on.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+LONGEST = 400  # characters of a sentence about a workflow
 NOT_UI = "this is no workflow in the browser's format: save it again from ComfyUI"
 NOT_API = "this is no workflow in the API format: every entry needs class_type and inputs"
 AS_WRITTEN = "an entry of it is not as ComfyUI writes it; save it again from ComfyUI"
 AS_EXPORTED = "node {} needs class_type and inputs, as Export (API) writes them"
+PLAIN = (str, bytes, bool, int, float, list, dict)  # what JSON can hold
 LINK_NAMES = ("id", "origin_id", "origin_slot", "target_id", "target_slot")
 
 
 class BadWorkflow(ValueError):
-    """What is no workflow, or not a whole one; the message says what to do."""
+    """What is no workflow, or not a whole one; the message says what to do, in one line: ids and names in it are the
+    file's, and can be anything."""
+
+    def __init__(self, text: str) -> None:
+        line = " ".join(text.split())
+        super().__init__(line if len(line) <= LONGEST else f"{line[:LONGEST]} ...")
 
 
 def broken(what: str, name: str = "workflow") -> BadWorkflow:
@@ -112,6 +120,16 @@ def as_number(value: Any) -> float | None:
         return float(value)
     except OverflowError:  # a whole number of hundreds of digits
         return None
+
+
+def shortened(value: Any) -> str:
+    """A value of a workflow for a sentence: it may have thousands of digits, or be something that a node gave."""
+    if not isinstance(value, (*PLAIN, type(None))):
+        return f"a {type(value).__name__}"
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no whole number of more than 4,300 digits
+        return "a number of thousands of digits"
 
 
 def _graphs(content: dict[str, Any]) -> Iterator[Any]:

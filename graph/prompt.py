@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from .formats import BadWorkflow
+
 Prompt = dict[str, dict[str, Any]]  # nodes by their ids: class_type, inputs
 Output = tuple[str, int]  # a node and which of its outputs
 Neighbours = Callable[[str], Iterable[str]]
@@ -47,14 +49,14 @@ def parents_in(prompt: Prompt) -> Neighbours:
     """Gives the parents of a prompt's nodes.
 
     Returns:
-        A function of an id that raises ValueError where a link leads to a node that is not in the prompt.
+        A function of an id that raises BadWorkflow where a link leads to a node that is not in the prompt.
     """
 
     def of(number: str) -> list[str]:
         found = parents(prompt[number])
         for parent in found:
             if parent not in prompt:
-                raise ValueError(f"the workflow links to node {parent}, which is not in it")
+                raise BadWorkflow(f"the workflow links to node {parent}, which is not in it")
         return found
 
     return of
@@ -73,7 +75,7 @@ def in_order(numbers: Iterable[str], parents_of: Neighbours) -> list[str]:
     """Nodes and all that they depend on, each after its parents: depth first, in the order in which they are given.
 
     Raises:
-        ValueError: they depend on each other in a circle.
+        BadWorkflow: they depend on each other in a circle.
     """
     order: list[str] = []
     finished: dict[str, bool] = {}  # False while what a node depends on is being walked
@@ -89,7 +91,7 @@ def in_order(numbers: Iterable[str], parents_of: Neighbours) -> list[str]:
             elif parent not in finished:
                 path.append(_entered(parent, finished, parents_of))
             elif not finished[parent]:
-                raise ValueError(f"the workflow has a circle through node {parent}")
+                raise BadWorkflow(f"the workflow has a circle through node {parent}")
     return order
 
 
@@ -102,7 +104,7 @@ def upstream(number: str, parents_of: Neighbours) -> list[str]:
     """Every node that a node depends on, dependencies first.
 
     Raises:
-        ValueError: they depend on each other in a circle.
+        BadWorkflow: they depend on each other in a circle.
     """
     return in_order([number], parents_of)[:-1]
 
