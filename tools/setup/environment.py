@@ -62,7 +62,7 @@ class Environment:
 
 
 def prepare(version: str | None = None, *, with_tools: bool = False) -> Environment:
-    """Find or make the environment; of the known host `version` if given, not of one found on this machine.
+    """Find or make the environment; of the host `version` if given (known, or a path), not of one found here.
 
     `with_tools` asks for what the tests need too. Raises `SetupError`.
     """
@@ -84,18 +84,14 @@ def _find_comfyui() -> Path | None:
     """The ComfyUI named by `COMFYUI_PATH`, else the one whose `custom_nodes` holds this checkout."""
     if chosen := os.environ.get("COMFYUI_PATH"):
         comfyui = Path(chosen).expanduser().absolute()
-        if not _is_comfyui(comfyui):
+        if not hosts.is_comfyui(comfyui):
             raise SetupError(
                 f"COMFYUI_PATH is {chosen}, where there is no ComfyUI: set it to the folder that holds "
                 "ComfyUI's main.py, or unset it."
             )
         return comfyui
     around = PACK.parent.parent
-    return around if PACK.parent.name == "custom_nodes" and _is_comfyui(around) else None
-
-
-def _is_comfyui(folder: Path) -> bool:
-    return (folder / "main.py").is_file() and (folder / "comfyui_version.py").is_file()
+    return around if PACK.parent.name == "custom_nodes" and hosts.is_comfyui(around) else None
 
 
 def _find_python(comfyui: Path) -> Path:
@@ -157,9 +153,10 @@ def _make_python(comfyui: Path) -> Path:
             files = [word for path in requirements for word in ("-r", path)]
             limits = [word for path in constraints for word in ("-c", path)]
             pip(python, "install", *TORCH, *files, *limits, log=log, stage=stage)
-            stage.detail = "compiling ComfyUI"  # a server never writes into its tree (server.py)
-            compile_all = (python, "-m", "compileall", "-q", comfyui)
-            subprocess.run(compile_all, check=False, stdout=subprocess.DEVNULL)
+            if comfyui.is_relative_to(cache.root()):
+                stage.detail = "compiling ComfyUI"  # a server never writes into its tree (server.py)
+                compile_all = (python, "-m", "compileall", "-q", comfyui)
+                subprocess.run(compile_all, check=False, stdout=subprocess.DEVNULL)
 
     name = f"python-{cache.key(build_tag, *TORCH, *texts)}"
     folder = cache.cached(name, "the Python environment", PYTHON_GB, build)

