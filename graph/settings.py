@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from .formats import shortened
+
 QUALITIES = ("exact", "near_exact", "any")
 THIS_MACHINE = "this machine"
 CARDS = ("sm75", "sm80", "sm86", "sm89", "sm90", "sm120")
@@ -63,7 +65,9 @@ def check_share(name: str, value: Any) -> None:
         ValueError: no share of a card's memory, above 0 and at most 1.
     """
     if not _is_number(value) or not 0 < value <= 1:
-        raise ValueError(f"{name}: {value!r} is no share of the card's memory; send a number above 0, 1 at most")
+        raise ValueError(
+            f"{name}: {shortened(value)} is no share of the card's memory; send a number above 0, 1 at most"
+        )
 
 
 def check_size(name: str, value: Any) -> None:
@@ -72,7 +76,7 @@ def check_size(name: str, value: Any) -> None:
         ValueError: no size in GB, from 0 to :data:`MOST_GB`.
     """
     if not _is_number(value) or not 0 <= value <= MOST_GB:
-        raise ValueError(f"{name}: {value!r} is no size; send GB as a number, 0 for this machine's own")
+        raise ValueError(f"{name}: {shortened(value)} is no size; send GB as a number, 0 for this machine's own")
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
@@ -81,7 +85,7 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
         ValueError: none of the choices.
     """
     if not isinstance(value, str) or value not in choices:
-        raise ValueError(f"{name}: {value!r} is not known; choose one of {', '.join(choices)}")
+        raise ValueError(f"{name}: {shortened(value)} is not known; choose one of {', '.join(choices)}")
 
 
 def check_names(given: Mapping[str, Any], known: tuple[str, ...]) -> None:

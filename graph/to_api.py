@@ -200,7 +200,7 @@ def _named(entries: list[Entry], values: Mapping[str, Any]) -> Iterator[tuple[st
         value = _default(entry) if value is None else value
         if value is not None:
             yield entry[0], value
-            yield from _named(_chosen(entry, value), values)
+            yield from _named(chosen(entry, value), values)
 
 
 def _listed(entries: list[Entry], values: list[Any]) -> Iterator[tuple[str, Any]]:
@@ -214,7 +214,7 @@ def _listed(entries: list[Entry], values: list[Any]) -> Iterator[tuple[str, Any]
             del values[: 2 if entry[1] == "COMBO" else 1]  # a list has a filter behind its control
         if value is not None:
             yield entry[0], value
-            yield from _listed(_chosen(entry, value), values)
+            yield from _listed(chosen(entry, value), values)
 
 
 def _custom_combo(values: list[Any]) -> Iterator[tuple[str, Any]]:
@@ -230,7 +230,7 @@ def has_control(entry: Entry) -> bool:
     return bool(said) if said is not None else kind == "INT" and name in ("seed", "noise_seed")
 
 
-def _chosen(entry: Entry, value: Any) -> list[Entry]:
+def chosen(entry: Entry, value: Any) -> list[Entry]:
     """The inputs that the choice of a dynamic list brings, e.g. ``pattern.radius``; those that are widgets."""
     name, kind, options = entry
     if kind != DYNAMIC:

@@ -7,6 +7,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..host.attention.backend import BACKEND_CHOICES, apply_attention, choices_tooltip
+from .given import checked
 from .where import blocks_input, step_inputs
 
 
@@ -59,5 +60,6 @@ class HeadroomAttention(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model: Any, **settings: Any) -> io.NodeOutput:
         return io.NodeOutput(apply_attention(model, **settings))

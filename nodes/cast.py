@@ -10,6 +10,7 @@ from ..host.casting.cast import COMPUTE_CHOICES, CastSettings, cast_clip, cast_m
 from ..host.casting.sensitivity import Goal, cast_by_sensitivity
 from ..host.core.compat import shown_when_reused
 from ..offload import STORAGES
+from .given import checked
 
 
 def _storage_inputs() -> list[io.Input]:
@@ -132,6 +133,7 @@ class HeadroomCast(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(
         cls,
         model: Any,
@@ -180,6 +182,7 @@ class HeadroomCastCLIP(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, clip: Any, storage: str, compute: str, skip: str, cache_file: str = "") -> io.NodeOutput:
         result, report = cast_clip(clip, CastSettings(storage, compute, skip, cache_file))
         return io.NodeOutput(result, report.render(), ui=ui.PreviewText(report.render()))

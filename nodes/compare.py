@@ -10,6 +10,7 @@ from ..attention import BACKENDS
 from ..host.attention.backend import BACKEND_CHOICES
 from ..host.planning.compare import Work, compare
 from ..host.planning.strategies import Switches
+from .given import checked
 
 
 class HeadroomCompare(io.ComfyNode):
@@ -95,6 +96,7 @@ class HeadroomCompare(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(
         cls, model: Any, samples: Any, positive: Any, negative: Any, cfg: float, **switches: Any
     ) -> io.NodeOutput:

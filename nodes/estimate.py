@@ -14,6 +14,7 @@ from ..memory.prediction import GPU_CHOICES, Verdict
 from ..memory.render import advise, draw_forecast, forecast_bar, render_forecast
 from .card import cfg_input, gpu_input, limit_input, vram_input
 from .face import face
+from .given import checked
 
 GB = 2**30
 ACTIONS = ("report", "stop")
@@ -102,6 +103,7 @@ class HeadroomEstimate(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(
         cls,
         model: Any,

@@ -15,6 +15,7 @@ from ..memory.prediction import GPU_CHOICES, QUALITIES
 from ..memory.render import draw_forecast, forecast_bar, render_fit, why_nothing_fits
 from .card import cfg_input, gpu_input, limit_input, vram_input
 from .face import face
+from .given import checked
 
 
 class HeadroomFit(io.ComfyNode):
@@ -64,6 +65,7 @@ class HeadroomFit(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(
         cls,
         model: Any,

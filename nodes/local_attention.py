@@ -7,6 +7,7 @@ from typing import Any
 from comfy_api.latest import io
 
 from ..host.attention.local import apply_local_attention, make_pattern
+from .given import checked
 from .where import blocks_input, step_inputs
 
 
@@ -137,6 +138,7 @@ class HeadroomLocalAttention(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, model: Any, pattern: dict[str, Any], **settings: Any) -> io.NodeOutput:
         parameters = {name: value for name, value in pattern.items() if name != "pattern"}
         return io.NodeOutput(apply_local_attention(model, make_pattern(pattern["pattern"], **parameters), **settings))

@@ -8,6 +8,7 @@ from comfy_api.latest import io, ui
 
 from ..host.core.compat import shown_when_reused
 from ..host.offload.block_offload import DEFAULT_AHEAD, GRANULARITIES, apply_offload
+from .given import checked
 
 
 class HeadroomOffload(io.ComfyNode):
@@ -68,6 +69,7 @@ class HeadroomOffload(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(
         cls, model: Any, vram_budget_gb: float, granularity: str, prefetch: int = DEFAULT_AHEAD
     ) -> io.NodeOutput:

@@ -9,6 +9,7 @@ from comfy_api.latest import io
 from ..host.core.compat import executing_node
 from ..host.planning.report import memory_report
 from .face import face
+from .given import checked
 
 
 class HeadroomReport(io.ComfyNode):
@@ -47,6 +48,7 @@ class HeadroomReport(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, anything: Any, model: Any = None) -> io.NodeOutput:
         prompt, node = executing_node()
         report = memory_report(prompt, node, cls.hidden.dynprompt, model)

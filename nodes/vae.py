@@ -9,6 +9,7 @@ from comfy_api.latest import io
 from ..host.vae.settings import METHOD_CHOICES, STORE_CHOICES, VAESettings
 from ..host.vae.wrapper import decode_latent, low_memory_vae
 from ..vae import FEATHERS
+from .given import checked
 
 
 def _vae_input() -> io.Vae.Input:
@@ -124,6 +125,7 @@ class HeadroomVAE(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, vae: Any, **settings: Any) -> io.NodeOutput:
         return io.NodeOutput(low_memory_vae(vae, VAESettings(**settings)))
 
@@ -151,6 +153,7 @@ class HeadroomVAEDecode(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, samples: Any, vae: Any, **settings: Any) -> io.NodeOutput:
         return io.NodeOutput(decode_latent(low_memory_vae(vae, VAESettings(**settings)), samples))
 
@@ -177,5 +180,6 @@ class HeadroomVAEEncode(io.ComfyNode):
         )
 
     @classmethod
+    @checked
     def execute(cls, pixels: Any, vae: Any, **settings: Any) -> io.NodeOutput:
         return io.NodeOutput({"samples": low_memory_vae(vae, VAESettings(**settings)).encode(pixels)})

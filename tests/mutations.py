@@ -1299,13 +1299,34 @@ WORKFLOWS = (
         ),
     ),
     *_of(
-        "host/workflow/inputs.py",
-        SERVER,
+        "host/core/given.py",
+        f"host/test_given.py {SERVER}",
         (
-            "dry run: numbers outside a node's range are followed",
-            "if value is not None and not least <= value <= most:",
-            "if value is not None and value != value:",
+            "given: numbers outside a node's range are taken",
+            "return None if least <= value <= most else",
+            "return None if value == value else",
         ),
+        ("given: what a choice brings is not checked", "yield from _given(chosen(entry, choice), brought)", "pass"),
+        (
+            "given: a latent of another model is sampled",
+            "if samples.shape[1] != form.latent_channels and not _is_empty(samples):",
+            "if samples.shape[1] != form.latent_channels and _is_empty(samples):",
+        ),
+    ),
+    *_of(
+        "offload/safetensors_header.py",
+        "unit/test_safetensors_header.py",
+        ("header: overlapping tensors are read", "if entry.first != end:", "if entry.first > end:"),
+        (
+            "header: a tensor's bytes are not those of its shape",
+            "bits != 8 * (last - first)",
+            "bits < 8 * (last - first)",
+        ),
+    ),
+    *_of(
+        "memory/json_file.py",
+        "unit/test_json_file.py",
+        ("json: numbers that are none are written", "allow_nan=False", "allow_nan=True"),
     ),
     *_of(
         "host/workflow/kinds.py",

@@ -20,6 +20,7 @@ from ...memory.render.comparison import Comparison, Measured, Outcome, render_co
 from ...memory.render.comparison_chart import draw_comparison
 from ..core.compat import interruptions, is_out_of_memory, latent_for, unload_with_clones
 from ..core.device import describe_machine
+from ..core.given import check_latent
 from ..core.wrapper_kinds import OUTER_SAMPLE
 from ..measure.wrappers import ROW, WRAPPER_KEY, wrap
 from ..sampling.one_step import middle_sigma, relative_noise, sample_one_step
@@ -90,13 +91,14 @@ def _latent(work: Work) -> Tensor:
     """The latent in the channels and the size that the model wants, as in the host's samplers; float32.
 
     Raises:
-        ValueError: several latents in one.
+        ValueError: several latents in one, or a latent that this model does not sample.
     """
     latent = work.samples["samples"]
     if getattr(latent, "is_nested", False):
         raise ValueError(
             "samples: a latent of video and sound together cannot be compared; connect one of a picture or a video"
         )
+    check_latent(work.samples, work.model)
     return latent_for(work.model, work.samples)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ from ...memory.accelerator import device_name
 from ...memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Prediction, Stage, named_card
 from ..core.compat import has_own_kernels
 from ..core.device import GB, memory_budget
+from ..core.given import check_latent, check_latent_of
 from ..offload.budget import budget_of, least_weights
 from ..sampling.conditioning import usual_conditioning
 from ..vae.settings import VAESettings
@@ -94,21 +96,32 @@ def own_card(device: torch.device) -> Card:
 
 
 def estimate(question: Question, card: Card, limit: float = 0.85, ram: int = 0) -> Answer:
-    """Predicts the stages of a question."""
+    """Predicts the stages of a question.
+
+    Raises:
+        ValueError: a latent that this model does not sample, or this VAE does not decode.
+    """
     question = as_sampled(question)
     return Answer(Forecast(card, tuple(_stages(question, card)), limit, ram), notes_of(question))
 
 
 def as_sampled(question: Question) -> Question:
-    """The question with the latent that sampler and decode get: an empty one takes the model's channels and scale."""
+    """The question with the latent that sampler and decode get: an empty one takes the model's channels and scale.
+
+    Raises:
+        ValueError: a latent that this model does not sample, or this VAE does not decode.
+    """
     latent = question.latent
     samples = latent["samples"]
     if getattr(samples, "is_nested", False):
         return question
+    check_latent(latent, question.model)
     shape = shape_in_model(question.model, latent)
-    if shape == samples.shape:
+    fixed = samples if shape == samples.shape else samples.new_zeros(()).expand(shape)
+    if question.vae is not None:
+        check_latent_of(question.vae, fixed)
+    if fixed is samples:
         return question
-    fixed = samples.new_zeros(()).expand(shape)
     decode = question.decode and replace(question.decode, x=fixed)
     return replace(question, latent={**latent, "samples": fixed}, decode=decode)
 
@@ -136,6 +149,7 @@ def sampling_stage(question: Question, card: Card) -> Stage:
         weights,
         least_of(model, 0) if card.has_own_memory else weights,  # a CPU has nothing to stream from
         None if budget is None else budget.weights,
+        model=id(model.model),
     )
     try:
         return replace(
@@ -173,7 +187,9 @@ def least_of(model: ModelPatcher, slots: int) -> int:
 def text_stage(clip: Any, card: Card) -> Stage:
     """The text encoder, with a prompt of usual length."""
     weights = int(clip.patcher.model_size())
-    stage = Stage("text", Prediction(weights, 0), weights, least_weights(clip.patcher, 0))
+    stage = Stage(
+        "text", Prediction(weights, 0), weights, least_weights(clip.patcher, 0), model=id(clip.cond_stage_model)
+    )
     try:
         found = kept(
             clip.cond_stage_model,
@@ -189,7 +205,7 @@ def coding_stage(coding: Coding, card: Card) -> Stage:
     """A VAE's work. Its weights are loaded whole."""
     vae = coding.vae
     weights = int(vae.patcher.model_size())
-    stage = Stage(coding.work, Prediction(weights, 0), weights, weights)
+    stage = Stage(coding.work, Prediction(weights, 0), weights, weights, model=id(vae.first_stage_model))
     try:
         key = coding_key(coding, card)
         found = kept(vae.first_stage_model, key, lambda: predict_coding(coding, card, workspaces_for(card)))
@@ -214,15 +230,20 @@ def decode_in_graph(node: str, graph: Graph, vae: Any, latent: dict[str, Any]) -
     behind = readers(graph)
     for found in reached([node], lambda number: behind.get(number, ())):
         inputs, kind = graph.get_node(found)["inputs"], graph.get_node(found)["class_type"]
-        widgets = {name: value for name, value in inputs.items() if not is_link(value)}
         x = first_part(latent["samples"])
         if kind == OUR_DECODE:
-            return Coding(low_memory_vae(vae, VAESettings(**widgets)), x)
-        if kind == TILED_DECODE and not isinstance(vae, LowMemoryVAE):
-            return Coding(vae, x, tiles=tiled_arguments(vae, **widgets))
-        if kind == DECODE:
+            return Coding(low_memory_vae(vae, VAESettings(**_widgets(inputs, VAESettings))), x)
+        if kind == TILED_DECODE and not isinstance(vae, LowMemoryVAE) and not is_link(inputs.get("tile_size")):
+            return Coding(vae, x, tiles=tiled_arguments(vae, **_widgets(inputs, tiled_arguments)))
+        if kind in (DECODE, TILED_DECODE):
             return None
     return None
+
+
+def _widgets(inputs: Mapping[str, Any], taken: Callable[..., Any]) -> dict[str, Any]:
+    """The values of a node's widgets that a function takes; a prompt may hold others, which the host ignores."""
+    names = inspect.signature(taken).parameters
+    return {name: value for name, value in inputs.items() if name in names and not is_link(value)}
 
 
 def tiled_arguments(

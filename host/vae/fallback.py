@@ -69,15 +69,13 @@ class Fallback:
         least = error.least + self.room.weights()
         sizes = self._sizes(x)
         if self.settings.method == "auto":
-            plan = self.tiles.plan(x)
-            if plan.fits:
-                notice(
-                    row,
-                    f"feathered (approximate): exact strips of {sizes} need {gigabytes(least, up=True)} at least, the"
-                    f" budget is {gigabytes(budget)}; raise vram_budget_gb for the exact result",
-                )
-                return
-            if not self.settings.vram_budget_gb:
+            plan, own = self.tiles.plan(x), self.settings.vram_budget_gb
+            if plan.fits or not own:
+                there = f"the budget is {gigabytes(budget)}; raise vram_budget_gb for the exact result"
+                if not own:
+                    there = f"{self.room.vae.device} has {gigabytes(max(0, budget))} beside what ComfyUI reserves"
+                needed = f"exact strips of {sizes} need {gigabytes(least, up=True)} at least"
+                notice(row, f"feathered (approximate): {needed}, {there}")
                 return
             least = min(least, plan.bytes + self.room.weights())
         advice = "" if self.settings.store == "float16" else ", or set store to float16"

@@ -176,7 +176,8 @@ class DryRun:
             workspaces_for(self.card),
         )
         weights = int(clip.patcher.model_size())
-        self._add(Stage("text", prediction, weights, least_weights(clip.patcher, 0)))
+        least = least_weights(clip.patcher, 0)
+        self._add(Stage("text", prediction, weights, least, model=id(clip.cond_stage_model)))
         return results
 
     def _read(self, kind: str, inputs: Inputs) -> Outputs:
@@ -243,9 +244,9 @@ class DryRun:
             return *apply_fit(model, vae, fit), *NOTHING
 
     def _add(self, stage: Stage) -> None:
-        """Of equal stages the one that needs most counts."""
+        """Of equal stages of one model the one that needs most counts."""
         for number, other in enumerate(self.stages):
-            same = (other.work, other.weights, other.method) == (stage.work, stage.weights, stage.method)
+            same = (other.work, other.model, other.method) == (stage.work, stage.model, stage.method)
             if same and (stage.work != "sampling" or stage.prediction == other.prediction):
                 self.stages[number] = max(stage, other, key=lambda one: one.peak)
                 return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import reprlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -11,15 +10,11 @@ from typing import Any, TypeVar
 from comfy import model_patcher, sd
 from torch import Tensor
 
-from ...graph.formats import as_number
+from ...graph.formats import as_number, shortened
 from ...graph.to_api import entries_of
+from ..core.given import NotTaken, check_given, out_of_range
 
 Given = TypeVar("Given")
-# What the host gives or lets through, by the type of an input.
-TYPES: dict[str, type[Any] | tuple[type[Any], ...]] = {
-    "MODEL": model_patcher.ModelPatcher, "CLIP": sd.CLIP, "VAE": sd.VAE, "LATENT": dict, "CONDITIONING": list,
-    "INT": (int, float), "FLOAT": (int, float), "STRING": str, "BOOLEAN": bool,
-}  # fmt: skip
 
 
 class NotFollowed(Exception):
@@ -114,14 +109,10 @@ class Inputs(dict[str, Any]):
         Raises:
             NotFollowed: a value of another type, or none of the choices.
         """
-        required = definition.get("required") or {}
-        for name, kind, options in entries_of(definition):
-            if name not in self or (self[name] is None and name not in required):
-                continue
-            if not isinstance(self[name], TYPES.get(kind, object)):
-                raise NotFollowed(f"{self.kind}: {name} gets no {kind}")
-            if kind == "COMBO" and options.get("options") and self[name] not in options["options"]:
-                raise NotFollowed(f"{self.kind}: {name} is {self[name]!r}, which is none of its choices")
+        try:
+            check_given(definition, self)
+        except NotTaken as error:
+            raise NotFollowed(f"{self.kind}: {error}") from error
 
     def check_ranges(self, definition: Mapping[str, Any], names: Collection[str]) -> None:
         """Checks numbers against the range that a node's definition gives.
@@ -134,21 +125,13 @@ class Inputs(dict[str, Any]):
             NotFollowed: a number outside.
         """
         for name, kind, options in entries_of(definition):
-            value = as_number(self.get(name)) if name in names and kind in ("INT", "FLOAT") else None
-            least, most = options.get("min", -math.inf), options.get("max", math.inf)
-            if value is not None and not least <= value <= most:
-                raise NotFollowed(f"{self.kind}: {name} is {shortened(self[name])}; it takes {least:g} to {most:g}")
+            if name in names and kind in ("INT", "FLOAT") and as_number(self[name]) is not None:
+                why = out_of_range(self[name], options)
+                if why is not None:
+                    raise NotFollowed(f"{self.kind}: {name} {why}")
 
     def _of(self, name: str, kind: type[Given], called: str) -> Given:
         value = self[name]
         if not isinstance(value, kind):
             raise NotFollowed(f"{self.kind}: {name} gets no {called}")
         return value
-
-
-def shortened(value: Any) -> str:
-    """A value of a workflow for a sentence: it may have thousands of digits."""
-    try:
-        return reprlib.repr(value)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
-        return "a number of thousands of digits"

@@ -34,6 +34,7 @@ class Stage:
         budget: bytes its weights may take, where a node limits them; None: no limit.
         method: how it is done, where there is a choice; otherwise empty.
         doubt: why the activations are the host's estimate and not a prediction; empty where they are predicted.
+        model: which one it is, by any number: stages of one model share its weights. 0: told apart by their work.
     """
 
     work: str
@@ -43,6 +44,7 @@ class Stage:
     budget: int | None = None
     method: str = ""
     doubt: str = ""
+    model: int = 0
 
     @property
     def activations(self) -> int:
@@ -113,10 +115,10 @@ class Forecast:
         return weights if self.card.has_own_memory else weights + self.activations
 
     def _models(self) -> Iterator[Stage]:
-        """One stage for each model: encode and decode share one."""
+        """One stage for each model: an encode and a decode share one, and so do two samplings with one."""
         seen = set()
         for stage in self.stages:
-            model = "vae" if stage.work in ("encode", "decode") else stage.work
+            model = ("vae" if stage.work in ("encode", "decode") else stage.work, stage.model)
             if model not in seen:
                 seen.add(model)
                 yield stage

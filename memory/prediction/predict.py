@@ -61,7 +61,7 @@ class Prediction:
     kernels: dict[str, int] = field(default_factory=dict)
     flops: int = 0
     calls: int = 1
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
     bound: bool = False
 
     @classmethod

@@ -268,9 +268,13 @@ def test_what_takes_none_does_not(kind: str) -> None:
         ("6", {"positive": [1, 2, 3]}, "KSampler: positive gets no conditioning"),
         ("6", {"cfg": "high"}, "KSampler: cfg is 'high', which is no number"),
         ("4", {"clip": ["1", 0]}, "CLIPTextEncode: clip gets no text encoder"),
-        ("9", {"model": ["1", 2]}, "HeadroomOffload: model gets no MODEL"),
-        ("9", {"vram_budget_gb": "much"}, "HeadroomOffload: vram_budget_gb gets no FLOAT"),
-        ("9", {"granularity": "finest"}, "HeadroomOffload: granularity is 'finest', which is none of its choices"),
+        ("9", {"model": ["1", 2]}, "HeadroomOffload: model gets a VAE; connect a MODEL, as loaders give it"),
+        ("9", {"vram_budget_gb": "much"}, "HeadroomOffload: vram_budget_gb is 'much', which is no number"),
+        (
+            "9",
+            {"granularity": "finest"},
+            "HeadroomOffload: granularity is 'finest', which is none of its choices: auto, leaf, block",
+        ),
     ],
 )
 def test_a_workflow_that_is_wired_wrongly_is_told_so(number: str, changes: Workflow, said: str) -> None:

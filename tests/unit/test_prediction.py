@@ -1,6 +1,7 @@
 """The tracker, copies without data, and the rules for what kernels hold inside, against torch's own profiler."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -263,6 +264,15 @@ class TestForecast:
         assert forecast.activations == 300 * MiB
         assert forecast.verdict is Verdict.RESIDENT
         assert forecast.streamed_per_step == 0
+
+    def test_ram_holds_every_model_once(self) -> None:
+        """Two diffusion models, as Wan 2.2's, one of them sampled twice, and a VAE that encodes and decodes."""
+        high, low = (replace(self.stage("sampling", 400, MiB, 40), model=number) for number in (1, 2))
+        coded = [replace(self.stage(work, 100, MiB, 100), model=3) for work in ("encode", "decode")]
+        assert self.forecast(500, coded[0], high, low, high, coded[1]).ram_needed == 900 * MiB
+
+    def test_a_prediction_is_the_same_however_long_it_took(self) -> None:
+        assert Prediction(1, 2, seconds=0.5) == Prediction(1, 2, seconds=3.0) != Prediction(1, 3)
 
     def test_what_streams(self) -> None:
         forecast = self.forecast(250, self.stage("sampling", 400, 50 * MiB, 40))

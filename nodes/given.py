@@ -1,0 +1,24 @@
+"""Has a node check what it is given, by its own schema, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+from comfy_api.latest import io
+
+from ..host.core.given import check_given
+
+Execute = Callable[..., io.NodeOutput]
+
+
+def checked(execute: Execute) -> Execute:
+    """Decorates a node's ``execute``, below ``@classmethod``."""
+
+    @wraps(execute)
+    def run(cls: type[io.ComfyNode], *arguments: Any, **values: Any) -> io.NodeOutput:
+        check_given(cls.INPUT_TYPES(), values)
+        return execute(cls, *arguments, **values)
+
+    return run
