@@ -273,7 +273,7 @@ def test_what_takes_none_does_not(kind: str) -> None:
         (
             "9",
             {"granularity": "finest"},
-            "HeadroomOffload: granularity is 'finest', which is none of its choices: auto, leaf, block",
+            "HeadroomOffload: granularity is 'finest', which is none of its choices: auto, block, leaf",
         ),
     ],
 )
