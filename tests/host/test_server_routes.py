@@ -121,7 +121,7 @@ class TestEstimate:
         [
             ({"batch_size": 10**9}, "EmptyLatentImage: batch_size is 1000000000; it takes 1 to 4096"),
             ({"width": 10**15}, "EmptyLatentImage: width is 1000000000000000; it takes 16 to 16384"),
-            ({"height": float("nan")}, "EmptyLatentImage: height is nan; it takes 16 to 16384"),
+            ({"height": float("nan")}, "EmptyLatentImage: height is nan, which is no number"),
             ({"width": 16384, "height": 16384, "batch_size": 4096}, "EmptyLatentImage: it would give 4096 x 4 x 2048"),
             ({"width": ["20", 0]}, "EmptyLatentImage: it would give 1 x 4 x 8 x 125000000000"),
             ({"batch_size": ["20", 0]}, "EmptyLatentImage: it would give 1000000000000 x 4 x 8 x 8 values"),
