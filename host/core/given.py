@@ -101,12 +101,14 @@ def _no_choice(value: Any, options: Mapping[str, Any]) -> str | None:
 # --------------------------------------------------------------------------------------------------- what links carry
 
 
-def _is_latent(value: Any) -> bool:
+def is_latent(value: Any) -> bool:
+    """Whether a value is a LATENT: a dictionary with the tensor ``samples``, or with several nested in it."""
     samples = value.get("samples") if isinstance(value, Mapping) else None
     return isinstance(samples, Tensor) or bool(getattr(samples, "is_nested", False))
 
 
-def _is_conditioning(value: Any) -> bool:
+def is_conditioning(value: Any) -> bool:
+    """Whether a value is a CONDITIONING: a list of pairs of an embedding and its options."""
     return isinstance(value, list) and all(
         isinstance(one, (list, tuple)) and len(one) == 2 and isinstance(one[1], dict) for one in value
     )
@@ -134,8 +136,8 @@ FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "MODEL": (_is_model, "connect a MODEL, as loaders give it"),
     "CLIP": (_is_clip, "connect a CLIP, as loaders give it"),
     "VAE": (_is_vae, "connect a VAE, as loaders give it"),
-    "LATENT": (_is_latent, "connect a LATENT, from an empty latent, an encode or a sampler"),
-    "CONDITIONING": (_is_conditioning, "connect a CONDITIONING, as CLIP Text Encode gives it"),
+    "LATENT": (is_latent, "connect a LATENT, from an empty latent, an encode or a sampler"),
+    "CONDITIONING": (is_conditioning, "connect a CONDITIONING, as CLIP Text Encode gives it"),
     "IMAGE": (_is_image, "connect an IMAGE: pictures of (batch, height, width, channels)"),
     "STRING": (lambda value: isinstance(value, str), "it takes text"),
     "BOOLEAN": (lambda value: isinstance(value, (bool, int)), "it takes true or false"),

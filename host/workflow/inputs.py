@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...graph.formats import as_number, shortened
 from ...graph.to_api import entries_of
-from ..core.given import NotTaken, check_given, out_of_range
+from ..core.given import NotTaken, check_given, is_conditioning, is_latent, out_of_range
 
 Given = TypeVar("Given")
 
@@ -81,14 +81,14 @@ class Inputs(dict[str, Any]):
     def latent(self, name: str) -> dict[str, Any]:
         """A LATENT: a dictionary with the tensor ``samples``."""
         found: dict[str, Any] = self._of(name, dict, "latent")
-        if not (isinstance(found.get("samples"), Tensor) or getattr(found.get("samples"), "is_nested", False)):
+        if not is_latent(found):
             raise NotFollowed(f"{self.kind}: {name} gets no latent")
         return found
 
     def conditioning(self, name: str) -> list[Any]:
         """A CONDITIONING: pairs of an embedding and its options."""
         found: list[Any] = self._of(name, list, "conditioning")
-        if not all(isinstance(one, (list, tuple)) and len(one) == 2 and isinstance(one[1], dict) for one in found):
+        if not is_conditioning(found):
             raise NotFollowed(f"{self.kind}: {name} gets no conditioning")
         return found
 

@@ -119,12 +119,14 @@ class Routes:
             asked.pop(chance.choice(["prompt", "workflow"]))
         for name in chance.sample(SETTINGS, chance.choice([0, 0, 1, 2])):
             asked[name] = chance.choice([*NUMBERS, *WORDS, None, [], {}, "sm86", 0.5, 8])
-        limit = chance.choice([0.5, 1e-9, *NUMBERS, {"vram_gb": 8.0}, {"gpu": "sm86", "vram_gb": math_or_word(chance)}])
+        limit = chance.choice(
+            [0.5, 1e-9, *NUMBERS, {"vram_gb": 8.0}, {"gpu": "sm86", "vram_gb": number_or_word(chance)}]
+        )
         asked["extra_data"] = chance.choice([{"headroom_limit": limit}, {"headroom_limit": limit}, None, [], "x"])
         return json.dumps(asked).encode()
 
 
-def math_or_word(chance: random.Random) -> Any:
+def number_or_word(chance: random.Random) -> Any:
     """A number or a word that is no size."""
     return chance.choice([*NUMBERS, *WORDS])
 
