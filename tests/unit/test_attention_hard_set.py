@@ -105,3 +105,17 @@ def test_bf16_is_as_near_as_the_fused_kernel(name: str) -> None:
     expected = reference_attention(q, k, v)
     fused = torch.nn.functional.scaled_dot_product_attention(q, k, v)
     assert relative_error(compute(name, call)[0], expected) <= relative_error(fused, expected) * 1.001
+
+
+@pytest.mark.parametrize("sign", [1, -1], ids=["overflow", "underflow"])
+@pytest.mark.parametrize("name", CHOICES)
+def test_scores_that_exp_cannot_take(name: str, sign: int) -> None:
+    """All near 130 or all near -130; a score of that size is itself off by some 1e-5 in float32."""
+    direction = draw(2, 2, 1, 64)
+    q, k, v = (
+        direction * 4 + 0.1 * draw(2, 2, 50, 64),
+        direction * 4 * sign + 0.1 * draw(2, 2, 60, 64),
+        draw(2, 2, 60, 64),
+    )
+    call = AttentionCall.bind(q, k, v, 2, skip_reshape=True, skip_output_reshape=True)
+    assert relative_error(compute(name, call)[0], reference_attention(q, k, v)) <= 1e-4
