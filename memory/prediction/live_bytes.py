@@ -5,17 +5,19 @@ from __future__ import annotations
 import weakref
 from array import array
 from collections.abc import Callable, Iterable
-from functools import cache
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_iter
 
 from .giving_up import require_wanted
 
 IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
+# Types of tensors that hold their bytes themselves: no more has to be asked of these.
+PLAIN = (Tensor, nn.Parameter, FakeTensor)
 Hidden = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
 
 
@@ -24,6 +26,13 @@ class _Peaks(NamedTuple):
     live_peak: int
     operator: str
     module: str
+
+
+class _Operator(NamedTuple):
+    """What is to be known of an operator: whether it is followed into those that it is made of, and its Python."""
+
+    is_made_of_others: bool
+    function: Callable[..., Any] | None
 
 
 class LiveBytes(TorchDispatchMode):
@@ -65,6 +74,7 @@ class LiveBytes(TorchDispatchMode):
         self._others: list[Any] = []
         self._known: dict[int, weakref.ref[Any]] = {}
         self._key = dispatch_key(device_type)
+        self._operators: dict[int, _Operator] = {}
 
     def add(self, tensors: Iterable[Any]) -> None:
         """Counts the storages of these tensors, each once."""
@@ -80,16 +90,15 @@ class LiveBytes(TorchDispatchMode):
         self._known |= {storage._cdata: weakref.ref(storage) for storage in self._others}
 
     def _add(self, tensor: Tensor) -> None:
-        for inner in inner_tensors(tensor):
-            if inner.device.type != self.device_type:
-                continue
+        for inner in (tensor,) if type(tensor) in PLAIN else inner_tensors(tensor):
             storage = inner.untyped_storage()
             key = storage._cdata
-            size = -(-storage.nbytes() // self.granularity) * self.granularity
-            if size == 0 or key in self._known:
+            if key in self._known or inner.device.type != self.device_type:
                 continue
-            self._known[key] = weakref.ref(storage, self._forget(key, size))
-            self.live += size
+            size = -(-storage.nbytes() // self.granularity) * self.granularity
+            if size:
+                self._known[key] = weakref.ref(storage, self._forget(key, size))
+                self.live += size
 
     def _forget(self, key: int, size: int) -> Callable[[Any], None]:
         def forget(_: Any) -> None:
@@ -100,29 +109,43 @@ class LiveBytes(TorchDispatchMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that is not made of others; a custom one written in Python with its operators followed."""
-        function = _python_function(func) if self._opens else None
+        function = self._about(func).function if self._opens else None
         if function is None:
             return func(*args, **kwargs)
         with self:
             return function(*args, **kwargs)
+
+    def _about(self, func: Any) -> _Operator:
+        # torch computes an operator's hash in Python, each time; operators are never freed.
+        about = self._operators.get(id(func))
+        if about is None:
+            about = self._operators[id(func)] = _Operator(
+                _is_made_of_others(func, self._key) and not _gives_a_view(func), _python_function(func)
+            )
+        return about
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         require_wanted()
         kwargs = kwargs or {}
-        if _is_made_of_others(func, self._key):
+        if self._about(func).is_made_of_others:
             with self:
                 result = _by_its_formula(func, args, kwargs)
             if result is not NotImplemented:
                 return result
         result = self.run(func, args, kwargs)
-        self.add(tree_iter(result))
+        if type(result) in PLAIN:
+            self._add(result)
+        else:
+            self.add(tree_iter(result))
+        live = self.live
         inside = self.hidden(func, args, kwargs, result) if self.hidden is not None else 0
-        self.live_peak = max(self.live_peak, self.live)
-        self.timeline.append(self.live)
-        if self.live + inside > self.peak:
-            self.peak, self.peak_operator = self.live + inside, str(func)
+        if live > self.live_peak:
+            self.live_peak = live
+        self.timeline.append(live)
+        if live + inside > self.peak:
+            self.peak, self.peak_operator = live + inside, str(func)
             self.peak_module = self.modules[-1] if self.modules else ""
         return result
 
@@ -182,7 +205,6 @@ def _by_its_formula(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
     return func.decompose(*args, **kwargs)
 
 
-@cache
 def _is_made_of_others(func: Any, key: str) -> bool:
     """Whether an operator has no kernel of its own for a device, only a formula of other operators."""
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -190,3 +212,9 @@ def _is_made_of_others(func: Any, key: str) -> bool:
         return has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), key)
     except (AttributeError, RuntimeError):  # prim::device and the like
         return False
+
+
+def _gives_a_view(func: Any) -> bool:
+    """Whether all that an operator gives is its operand, a view of it, or at most one copy: nothing in between."""
+    returns = func._schema.returns
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
