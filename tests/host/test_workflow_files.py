@@ -184,6 +184,26 @@ def test_a_bypassed_node_hands_on_what_fits() -> None:
     assert "images" not in inputs(workflow, 7)
 
 
+def test_a_bypassed_node_hands_on_what_is_in_the_same_place() -> None:
+    workflow = text_to_image()
+    found = api(workflow)
+    both = ui_node(9, "SomebodysSwitch", {"one": "VAE", "other": "VAE"}, "VAE VAE", mode=4)
+    assert api(between(workflow, 8, both, "other", output=1))["6"] == found["6"]
+
+
+def test_what_is_set_by_a_name_is_got_by_it() -> None:
+    workflow = between(text_to_image(), 8, ui_node(8, "GetNode", {"in": "VAE"}, "VAE", widgets_values=["vae"]), "in")
+    getter = node_of(workflow, 8)
+    taken = next(row for row in workflow["links"] if row[0] == getter["inputs"][0]["link"])
+    getter["inputs"] = []
+    setters = [ui_node(n, "SetNode", {"": "*"}, "*", widgets_values=[name]) for n, name in ((9, "model"), (10, "vae"))]
+    workflow["nodes"] += setters
+    setters[1]["inputs"][0]["link"], taken[3], taken[4] = taken[0], 10, 0
+    assert api(workflow) == api(text_to_image())
+    getter["widgets_values"] = ["nobody set this"]
+    assert "vae" not in inputs(workflow, 6)
+
+
 def test_reroutes_primitives_and_notes_are_of_the_browser() -> None:
     workflow = between(text_to_image(), 1, ui_node(8, "Reroute", {"": "*"}, "MODEL"), "")
     workflow["nodes"] += [

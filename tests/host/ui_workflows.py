@@ -65,16 +65,16 @@ def relink(workflow: Workflow, number: int, start: int, output: int) -> None:
     node_of(workflow, start)["outputs"][output]["links"].append(number)
 
 
-def between(workflow: Workflow, link: int, node: Workflow, name: str) -> Workflow:
-    """A node put into a link, by its input ``name`` and its first output."""
+def between(workflow: Workflow, link: int, node: Workflow, name: str, output: int = 0) -> Workflow:
+    """A node put into a link, by its input ``name`` and one of its outputs."""
     row = next(row for row in workflow["links"] if row[0] == link)
     workflow["nodes"].append(node)
-    start, output, number = row[1], row[2], workflow["last_link_id"] + 1
-    relink(workflow, link, node["id"], 0)
+    start, taken, number = row[1], row[2], workflow["last_link_id"] + 1
+    relink(workflow, link, node["id"], output)
     slot = next(slot for slot, entry in enumerate(node["inputs"]) if entry["name"] == name)
     node["inputs"][slot]["link"] = number
-    workflow["links"].append([number, start, output, node["id"], slot, row[5]])
-    node_of(workflow, start)["outputs"][output]["links"].append(number)
+    workflow["links"].append([number, start, taken, node["id"], slot, row[5]])
+    node_of(workflow, start)["outputs"][taken]["links"].append(number)
     workflow["last_link_id"], workflow["last_node_id"] = number, max(workflow["last_node_id"], node["id"])
     return workflow
 

@@ -59,6 +59,16 @@ class TestMeter:
         assert meter.peak is not None
         assert (meter.peak.before, meter.peak.highest, meter.peak.source) == (100, 700, "allocated on Arc B580")
 
+    def test_a_lap_starts_the_allocators_peaks_anew_and_loses_none(self, xpu: Make) -> None:
+        counted = xpu(*PEAKS)
+        with PeakMeter(XPU) as meter:
+            counted[:] = [300, 700]
+            meter.lap()
+            assert peak_bytes(XPU) == 300
+            counted[:] = [200, 400]
+        assert meter.peak is not None
+        assert (meter.peak.before, meter.peak.highest) == (100, 700)
+
     def test_one_that_says_only_what_is_allocated_is_sampled(self, xpu: Make) -> None:
         counted = xpu("get_device_name", "memory_allocated")
         assert not counts_peaks(XPU)

@@ -716,6 +716,15 @@ class TestMemory:
         assert run.report.peak <= budget
         assert peak <= budget
 
+    def test_what_the_caller_holds_beside_counts(self) -> None:
+        """Copies of the input, a buffer for the output."""
+        module, x, _ = wide()
+        run = ExactRun(least_bytes() + (5 << 18) - 1)
+        run.beside = [1 << 20, 1 << 18]
+        with pytest.raises(DoesNotFit) as failure:
+            run.run(module, x)
+        assert failure.value.least == least_bytes() + (5 << 18)
+
     def test_less_memory_costs_strips_and_then_work(self) -> None:
         module, x, _ = wide()
         plain = peak_bytes(lambda: module(x))

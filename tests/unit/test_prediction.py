@@ -112,6 +112,20 @@ class TestLiveBytes:
             functional.conv2d(x, kernel)
         assert tracker.peak_operator == "aten.convolution.default"
 
+    def test_operators_that_a_library_wrote_in_python_are_followed(self) -> None:
+        """As those that unpack quantised weights."""
+
+        @torch.library.custom_op("headroom_test::doubled_thrice", mutates_args=())
+        def doubled_thrice(x: Tensor) -> Tensor:
+            wide = torch.cat([x, x, x])
+            return wide[: len(x)] * 2
+
+        x = torch.ones(1000)
+        with LiveBytes("cpu") as tracker:
+            kept = doubled_thrice(x)
+        assert tracker.peak == 16000
+        assert (tracker.live, len(kept)) == (4000, 1000)
+
 
 class TestPredict:
     @pytest.mark.parametrize("shape", [(1, 16, 48, 40), (2, 16, 33, 17), (3, 16, 24, 24)])
@@ -264,6 +278,14 @@ class TestForecast:
         assert forecast.activations == 300 * MiB
         assert forecast.verdict is Verdict.RESIDENT
         assert forecast.streamed_per_step == 0
+
+    def test_what_fills_the_card_exactly_fits(self) -> None:
+        decode = self.stage("decode", 100, 300 * MiB, 100)
+        assert self.forecast(400, decode).verdict is Verdict.RESIDENT
+        assert self.forecast(400, decode, ram=100).verdict is Verdict.RESIDENT
+        assert not self.forecast(400, decode).too_big()
+        assert self.forecast(399, decode).verdict is Verdict.DOES_NOT_FIT
+        assert self.forecast(399, decode).too_big() == [decode]
 
     def test_ram_holds_every_model_once(self) -> None:
         """Two diffusion models, as Wan 2.2's, one of them sampled twice, and a VAE that encodes and decodes."""

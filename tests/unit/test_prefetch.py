@@ -104,6 +104,20 @@ class TestPrefetch:
         assert all(a is b for a, b in zip(network.parameters(), parameters))
         assert not any(module._forward_hooks or module._forward_pre_hooks for module in network.modules())
 
+    def test_a_layer_has_its_weights_while_it_runs_and_no_longer(self) -> None:
+        """Its bytes of the ring are another layer's then: who reads them late must not find numbers that seem right."""
+        network = Network()
+        network.blocks[1].register_forward_pre_hook(
+            lambda module, args: seen.append(network.blocks[0].outer.weight.isnan().all().item())
+        )
+        for rings in (1, 3, 40):
+            seen: list[bool] = []
+            prefetch = engine(network, rings)
+            for _ in range(2):
+                with prefetch.installed():
+                    network(X)
+            assert seen == [True, True]
+
     @pytest.mark.parametrize("rings", [1, 2, 5])
     def test_it_goes_on_after_an_error(self, rings: float) -> None:
         network = Network()
