@@ -76,10 +76,14 @@ def apply_attention(
     end_percent: float = 1.0,
     slice_rows: int = 0,
     min_tokens: int = 0,
+    yields: bool = False,
 ) -> ModelPatcher:
     """A clone of ``model`` whose attention is computed by ``backend`` in the chosen blocks and steps.
 
     An override that is already there keeps every call this one does not handle. ``model`` is not changed.
+
+    Args:
+        yields: as of :class:`Override`.
 
     Raises:
         ValueError: an input that does not make sense, named with what to write instead.
@@ -87,4 +91,4 @@ def apply_attention(
     if backend not in BACKEND_CHOICES:
         raise ValueError(f"backend: '{backend}' is unknown; choose one of {', '.join(BACKEND_CHOICES)}")
     selection = select(model, blocks, start_percent, end_percent, min_tokens)
-    return install(model, AttentionOverride(selection, backend=backend, slice_rows=slice_rows))
+    return install(model, AttentionOverride(selection, backend=backend, slice_rows=slice_rows, yields=yields))

@@ -99,11 +99,13 @@ class Override:
     Attributes:
         previous: what was there before.
         identity: the same for copies that stand on another override; keys what a run remembers.
+        yields: an override that a node behind sets takes the place of this one, which nobody asked for by name.
     """
 
     selection: Selection
     previous: Callable[..., Tensor] | None = field(default=None, repr=False, kw_only=True)
     identity: object = field(default_factory=object, repr=False, compare=False, kw_only=True)
+    yields: bool = field(default=False, kw_only=True)
 
     def __call__(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
         options = kwargs.get("transformer_options") or {}
@@ -171,6 +173,11 @@ def overrides_of(model: ModelPatcher) -> list[Override]:
     return list(overrides(model.model_options.get("transformer_options", {}).get(OVERRIDE)))
 
 
+def attention_is_set(model: ModelPatcher) -> bool:
+    """Whether a node has set an override on a MODEL, be it ours, the host's ("Model Attention Backend") or a pack's."""
+    return model.model_options.get("transformer_options", {}).get(OVERRIDE) is not None
+
+
 def install(model: ModelPatcher, override: Override) -> ModelPatcher:
     """A clone of ``model`` with an override on top of what is there; ``model`` is not changed."""
     clone = model.clone()
@@ -211,9 +218,16 @@ class OverriddenSampling:
                 override.end(options, row)
 
     def _reinstall(self, options: dict[str, Any], row: Row) -> None:
-        """A node behind ours may have taken the slot: ours comes first again, and that node's gets the rest."""
+        """A node behind ours may have taken the slot: ours comes first again, and that node's gets the rest, unless
+        ours yields."""
         top = options.get(OVERRIDE)
         if isinstance(top, Override):
+            return
+        if top is not None and self.override.yields:
+            row.notices.append(
+                "a node behind Make It Fit chose another attention, which runs: what it takes was not planned; put that"
+                " node before Make It Fit to have it planned"
+            )
             return
         options[OVERRIDE] = rebased(self.override, top)
         if top is not None:

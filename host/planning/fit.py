@@ -21,7 +21,7 @@ from ...memory.prediction import (
 from ...memory.units import format_bytes
 from ...offload import STORAGES
 from ..attention.backend import apply_attention
-from ..attention.override import overrides_of
+from ..attention.override import attention_is_set
 from ..casting.cast import ATTACHMENT as CAST
 from ..casting.cast import CastSettings, cast_model
 from ..casting.quantised import why_not
@@ -103,7 +103,7 @@ def changed(model: ModelPatcher, attention: str, in_turns: bool, storage: str = 
     if storage:
         result, _ = cast_model(result, CastSettings(storage))
     if attention:
-        result = apply_attention(result, backend=attention)
+        result = apply_attention(result, backend=attention, yields=True)
     return guide_in_turns(result) if in_turns else result.clone()
 
 
@@ -155,7 +155,7 @@ class _SamplingWays:
         kernels = plain.prediction.kernels
         if kernels and "math" not in kernels:
             return ()
-        if overrides_of(self.question.model):
+        if attention_is_set(self.question.model):
             self.notes.append("attention stays as its own node says")
             return ()
         return "auto", "online"

@@ -14,14 +14,17 @@ import pytest
 import torch
 from comfy.patcher_extension import WrappersMP
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headroom.benchmarks._harness import peak_bytes
 from headroom.host.attention.backend import apply_attention
 from headroom.host.attention.override import overrides_of
 from headroom.host.casting.cast import CastSettings, cast_model
+from headroom.host.core.compat import OVERRIDE
+from headroom.host.measure.runs import LOG
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.offload.budget import budget_of
-from headroom.host.planning.fit import apply_fit, find_fit
+from headroom.host.planning.fit import apply_fit, changed, find_fit
 from headroom.host.prediction.kept import KEPT
 from headroom.host.prediction.stages import Question, chosen_card, estimate
 from headroom.host.sampling.guidance import guide_in_turns, in_turns
@@ -174,7 +177,7 @@ class TestPlans:
 
 
 class TestWhatOthersHaveSet:
-    """Nodes before Make It Fit win."""
+    """Nodes before Make It Fit win, and of attention those behind it too."""
 
     def small(self, question: Question) -> Fit:
         plain = find_fit(question, named_card("sm86", 8.0)).considered[0].stage
@@ -185,6 +188,32 @@ class TestWhatOthersHaveSet:
         fit = self.small(asked(model=model))
         assert {plan.attention for plan in fit.considered} == {""}
         assert any("attention stays" in note for note in fit.notes)
+
+    @pytest.mark.parametrize("behind", [False, True])
+    def test_attention_of_another_pack(self, behind: bool) -> None:
+        """The host's "Model Attention Backend" sets its override in this way."""
+        family, seen = FAMILIES["flux"], []
+
+        def foreign(func: Any, *args: Any, **kwargs: Any) -> Tensor:
+            seen.append(kwargs["transformer_options"]["block_type"])
+            with sdpa_kernel(SDPBackend.MATH):  # which holds the score matrix: a plan would have another one run
+                return func(*args, **kwargs)
+
+        def with_theirs(model: Any) -> Any:
+            model = model.clone()
+            model.model_options.setdefault("transformer_options", {})[OVERRIDE] = foreign
+            return model
+
+        if not behind:
+            fit = self.small(asked(model=with_theirs(drawn("flux", 0.02, 6))))
+            assert {plan.attention for plan in fit.considered} == {""}
+            assert any("attention stays" in note for note in fit.notes)
+        else:
+            sample(with_theirs(changed(family.load(), "online", False)), family, steps=1)
+            assert {"double", "single"} == set(seen)
+            row = LOG.rows("", "")[-1]
+            assert not any(key.backend == "online" for key in row.attention.snapshot())
+            assert any("behind Make It Fit" in notice for notice in row.notices)
 
     def test_casting(self) -> None:
         model, _ = cast_model(drawn("flux", 0.02, 6), CastSettings("float8_e4m3fn_scaled"))
