@@ -7,17 +7,24 @@ filled at the end.
 
 from __future__ import annotations
 
+import contextlib
+import glob
 import json
 import os
+import time
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
 PADDING = "__headroom_padding"
 ALIGNMENT = 8
+UNFINISHED = ".part"
+ABANDONED_SECONDS = 60.0  # a writer adds a layer more often than that
 DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
     torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
@@ -41,12 +48,17 @@ class SafetensorsWriter:
         self._room = -(-header_bytes // ALIGNMENT) * ALIGNMENT
         self._entries: dict[str, dict[str, Any]] = {}
         self._offset = 0
-        self._unfinished = path.with_name(f"{path.name}.{os.getpid()}.part")
-        self._file: BinaryIO
+        self._unfinished = path.with_name(f"{path.name}.{os.getpid()}{UNFINISHED}")
+        self._file: FileIO
 
     def __enter__(self) -> SafetensorsWriter:
-        self._file = self._unfinished.open("wb")
-        self._file.write(bytes(8 + self._room))
+        self._file = self._unfinished.open("wb", buffering=0)
+        try:
+            self._write(bytes(8 + self._room))
+        except OSError:
+            self._file.close()
+            self._unfinished.unlink()
+            raise
         return self
 
     def add(self, name: str, tensor: Tensor) -> None:
@@ -63,7 +75,7 @@ class SafetensorsWriter:
 
     def _append(self, name: str, tensor: Tensor) -> None:
         data = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        self._file.write(data.numpy().data)
+        self._write(data.numpy().data)
         end = self._offset + data.numel()
         self._entries[name] = {
             "dtype": DTYPES[tensor.dtype],
@@ -89,7 +101,30 @@ class SafetensorsWriter:
         if len(header) > self._room:
             raise ValueError(f"the header takes {len(header)} bytes, but {self._room} were left for it")
         self._file.seek(0)
-        self._file.write(self._room.to_bytes(8, "little") + header.ljust(self._room))
+        self._write(self._room.to_bytes(8, "little") + header.ljust(self._room))
+
+    def _write(self, data: bytes | memoryview) -> None:
+        """All of it. Without a buffer, which would be written once more, in vain, when a full disk's file is closed."""
+        rest = memoryview(data)
+        while rest:
+            rest = rest[self._file.write(rest) :]
+
+
+def remove_unfinished(path: Path) -> None:
+    """Removes what writers of this file have left that were killed: nobody else would, and it may be gigabytes.
+
+    A process of that number may be another machine's that shares the folder: its file is one that still grows.
+    """
+    for part in path.parent.glob(f"{glob.escape(path.name)}.*{UNFINISHED}"):
+        number = part.name[len(path.name) + 1 : -len(UNFINISHED)]
+        is_ours = number.isdecimal() and len(number) < 11 and number != str(os.getpid())
+        with contextlib.suppress(FileNotFoundError):  # finished meanwhile
+            if (
+                is_ours
+                and not psutil.pid_exists(int(number))
+                and time.time() - part.stat().st_mtime > ABANDONED_SECONDS
+            ):
+                part.unlink()
 
 
 def header_room(names: int, name_bytes: int, metadata_bytes: int) -> int:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ...offload import CastLayer, CastReport, Layer, fingerprint
 from ...offload.safetensors_header import NotAHeader, read_header
-from ...offload.safetensors_stream import ALIGNMENT, SafetensorsWriter, header_room
+from ...offload.safetensors_stream import ALIGNMENT, SafetensorsWriter, header_room, remove_unfinished
 from .layers import Caster
 from .quantised import exchange, read_quantised, set_plain
 
@@ -67,8 +67,19 @@ def write_cache(path: Path, network: nn.Module, report: CastReport, convert: Cal
         convert: exchanges one layer of it and notes it in ``report``.
 
     Raises:
-        ValueError: too little room on the disk.
+        ValueError: too little room on the disk, or a folder that cannot be written to. No file is left then.
     """
+    try:
+        remove_unfinished(path)
+        _write(path, network, report, convert)
+    except OSError as error:
+        raise ValueError(
+            f"cache_file: {path} cannot be written ({error.strerror or error}); free some room on its disk, see that"
+            " ComfyUI may write there, or leave cache_file empty"
+        ) from error
+
+
+def _write(path: Path, network: nn.Module, report: CastReport, convert: Callable[[Layer], None]) -> None:
     chosen = {layer.name: layer for layer in report.layers if layer.reason is None}
     state = network.state_dict()
     path.parent.mkdir(parents=True, exist_ok=True)

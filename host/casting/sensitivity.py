@@ -132,7 +132,10 @@ class Probe:
         noise = _read(path, self._groups)
         if noise is None:
             noise = self._measure()
-            write_json(path, noise)
+            try:
+                write_json(path, noise)
+            except OSError as error:
+                log.warning("Headroom: %s cannot be written, so this is measured again next time: %s", path, error)
         return [GroupCost(group, noise[group], self._saved[group]) for group in self._groups]
 
     def output_db(self, keep: frozenset[str]) -> float:

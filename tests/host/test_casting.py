@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -591,6 +592,44 @@ class TestCacheFile:
             cast(FAMILIES["flux"].load(), cache_file="mine")
         assert not list(files.iterdir())
 
+    @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no disk that is always full")
+    def test_a_disk_that_fills_up_meanwhile(self, files: Path) -> None:
+        cast(FAMILIES["flux"].load(), cache_file="mine")
+        (file,) = files.iterdir()
+        file.unlink()
+        file.with_name(f"{file.name}.{os.getpid()}.part").symlink_to("/dev/full")
+        model = FAMILIES["flux"].load()
+        before = sample(model, FAMILIES["flux"])
+        with pytest.raises(ValueError, match=r"cache_file: .*mine\..* cannot be written \(No space left .*; free some"):
+            cast(model, cache_file="mine")
+        assert not list(files.iterdir())
+        assert torch.equal(sample(model, FAMILIES["flux"]), before)
+
+    def test_a_file_where_the_folder_should_be(self, files: Path) -> None:
+        files.parent.mkdir(parents=True, exist_ok=True)
+        files.write_text("a file")
+        with pytest.raises(ValueError, match=r"cache_file: .* cannot be written \(.*; free some"):
+            cast(FAMILIES["flux"].load(), cache_file="mine")
+
+    def test_what_a_killed_process_left_is_removed(self, files: Path) -> None:
+        model = FAMILIES["flux"].load()
+        cast(model, cache_file="mine")
+        (file,) = files.iterdir()
+        file.unlink()
+        left, alive, growing, other = (
+            file.with_name(name)
+            for name in (
+                f"{file.name}.4194305.part", f"{file.name}.{os.getppid()}.part", f"{file.name}.4194306.part",
+                f"other.{file.name}.4194305.part",
+            )
+        )  # fmt: skip
+        for part in (left, alive, growing, other):
+            part.write_bytes(bytes(100))
+            if part != growing:
+                os.utime(part, (0, 0))
+        cast(model, cache_file="mine")
+        assert set(files.iterdir()) == {file, alive, growing, other}
+
 
 class TestReload:
     """The host asks a factory for a fresh model where it wants one that nothing has touched."""
@@ -791,6 +830,17 @@ class TestSensitivity:
         assert second.kept() == first.kept()
         assert json.loads(file.read_text()) == before
         assert str(file) in caplog.text
+
+    def test_where_nothing_can_be_kept_it_is_measured_each_time(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        (tmp_path / "user").mkdir(exist_ok=True)
+        (tmp_path / "user" / "headroom").write_text("a file where the folder should be")
+        family = FAMILIES["flux"]
+        arguments = (family.load(), CastSettings("float8_e4m3fn_scaled"), Goal(size_limit=0.5), family.conditioning(1))
+        (_, first, _), (_, second, _) = (cast_by_sensitivity(*arguments) for _ in range(2))
+        assert second.kept() == first.kept()
+        assert "is measured again next time" in caplog.text
 
     def test_a_conditioning_that_is_no_number_is_named_and_nothing_is_kept(self, tmp_path: Path) -> None:
         family = FAMILIES["flux"]
