@@ -78,7 +78,10 @@ def parser() -> argparse.ArgumentParser:
     command = add("bench", bench, "run a benchmark, or list them", on_card)
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="name ...", help="and its arguments")
     command = add(
-        "campaign", campaign, "try to break it: fuzzed prompts, interrupts, hostile files and requests", on_card
+        "campaign",
+        campaign,
+        "try to break it: fuzzed prompts, interrupts, hostile files and requests, full disks",
+        on_card,
     )
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="PART", help="and its options; --help lists")
     command = add("estimate", estimate, "predict the memory of a workflow file, without running it and without a GPU")

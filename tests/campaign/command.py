@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ...tools.setup.environment import PACK, Environment
-from . import memory, prompts, requests
+from . import disk, memory, prompts, requests
 from .cases import Case, Journal, table
 from .stand import Stand
 
-PARTS: dict[str, Any] = {part.name: part for part in (*prompts.PARTS, *requests.PARTS, *memory.PARTS)}
+PARTS: dict[str, Any] = {part.name: part for part in (*prompts.PARTS, *requests.PARTS, *memory.PARTS, *disk.PARTS)}
 JOURNAL = PACK / "output" / "campaign.jsonl"
 
 

@@ -53,6 +53,12 @@ class Stand:
             self._end()
             self._packs.append(name)
 
+    def restart(self) -> None:
+        """A server in the place of one that was killed, with all that it has kept."""
+        if self._server is not None:
+            self._server.__exit__(None, None, None)
+        self._server = self._started()
+
     def _end(self) -> None:
         if self._server is not None:
             self._server.__exit__(None, None, None)
@@ -72,20 +78,28 @@ class Stand:
             (self.models / "vae").mkdir(parents=True)
             paths = self._base / "paths.yaml"
             paths.write_text(f"campaign:\n  base_path: {self.models}\n  vae: vae\n", encoding="utf-8")
-            self._server = Server(
-                self.environment,
-                extra_args=("--extra-model-paths-config", str(paths)),
-                cpu=None if self.variables is None else False,
-                base=self._base,
-                variables=self.variables,
-            ).__enter__()
+            self._server = self._started()
         return self._server
+
+    def _started(self) -> Server:
+        return Server(
+            self.environment,
+            extra_args=("--extra-model-paths-config", str(self.base / "paths.yaml")),
+            cpu=None if self.variables is None else False,
+            base=self.base,
+            variables=self.variables,
+        ).__enter__()
+
+    @property
+    def base(self) -> Path:
+        """The server's folder, also after it was killed."""
+        assert self._base is not None
+        return self._base
 
     @property
     def models(self) -> Path:
         """A folder of models of this server alone, for files that are not as they should be."""
-        assert self._base is not None
-        return self._base / "hostile"
+        return self.base / "hostile"
 
     @staticmethod
     def _is_running(pid: int) -> bool:

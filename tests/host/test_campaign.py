@@ -20,6 +20,10 @@ SLICE = {
     "soak": 4,
     "clients": 1,
     "memory": 1,
+    "files": 1,
+    "full": 1,
+    "killed": 1,
+    "clock": 1,
 }
 SEED = 1
 
