@@ -515,6 +515,10 @@ class TestCacheFile:
             for storage in ("float8_e4m3fn_scaled", "float8_e5m2_unscaled"):
                 cast(model, storage, cache_file="mine")
         assert len(list(files.iterdir())) == 4
+        model = drawn("flux", 0.02, 2)
+        for settings in ({"skip": "auto\n^double_blocks"}, {"skip": ""}, {"compute": "float32"}):
+            cast(model, cache_file="mine", **settings)
+        assert len(list(files.iterdir())) == 7
 
     def test_a_cancel_leaves_no_file(self, files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt() -> None:

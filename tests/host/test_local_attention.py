@@ -97,6 +97,12 @@ class Looking(LocalAttentionOverride):
         return self.watch(func, *args, **kwargs)  # type: ignore[attr-defined]
 
 
+def test_patches_that_the_border_cuts_are_tokens_too() -> None:
+    grid = watched(FAMILIES["flux"], FAMILIES["flux"].latent(136, 120) + 0.1).grid
+    assert grid is not None
+    assert (grid.height, grid.width) == (9, 8)  # of 17 x 15 cells, two by two
+
+
 @pytest.mark.parametrize("name", [name for name in FAMILIES if name not in UNKNOWN])
 @pytest.mark.parametrize("where", [(0, 0), (0, 7), (5, 2)])
 def test_a_cell_of_the_latent_is_the_token_that_the_grid_says(name: str, where: tuple[int, int]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headroom.host.core.device import memory_budget
 from headroom.host.measure.runs import LOG
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import decode_latent, low_memory_vae
@@ -332,3 +333,11 @@ def failing_above(cells: int, decode: Callable[[Tensor], Tensor]) -> Callable[[T
         return decode(x)
 
     return limited
+
+
+def test_a_budget_leaves_what_the_host_keeps_free_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    total = model_management.get_total_memory(cpu)
+    monkeypatch.setattr(model_management, "EXTRA_RESERVED_VRAM", 3 * 2**30)
+    assert total - memory_budget(cpu) == model_management.extra_reserved_memory() >= 3 * 2**30
+    assert memory_budget(cpu, 1.5) == 3 * 2**29

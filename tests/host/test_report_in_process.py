@@ -1,12 +1,16 @@
 """The memory report on the host's own prompt graph."""
 
 import comfy.model_management as model_management
+import pytest
 from comfy_execution.graph import DynamicPrompt
 
+from headroom.host.attention.backend import apply_attention
 from headroom.host.measure.runs import LOG
 from headroom.host.planning.report import memory_report
+from headroom.host.prediction.rows import ask
 from headroom.memory import Peak
 
+from .families import FAMILIES, sample
 from .workflows import node, with_headroom
 
 
@@ -34,10 +38,19 @@ def test_order_of_the_graph_and_then_the_rest_of_the_prompt() -> None:
 
 
 def test_a_model_names_its_settings() -> None:
-    from headroom.host.attention.backend import apply_attention
-
-    from .families import FAMILIES
-
     model = apply_attention(FAMILIES["flux"].load(), backend="sliced", blocks="double:0", slice_rows=64)
     report = memory_report("p", "11", DynamicPrompt(with_headroom()), model).text
     assert "model: asked for: sliced, 64 rows in blocks double:0" in report
+
+
+@pytest.mark.parametrize("name", ["flux", "sd15"])
+def test_what_a_sampling_took_beyond_the_weights_and_what_was_predicted(name: str) -> None:
+    family = FAMILIES[name]
+    model = apply_attention(family.load(), backend="auto")  # kept: a prediction needs it
+    sample(model, family, steps=1, cfg=2.5)
+    row = LOG.rows("", "")[-1]
+    assert row.question.cfg == 2.5
+    assert row.live > family.latent().nbytes
+    ask(row)
+    assert row.predicted is not None
+    assert row.live == pytest.approx(row.predicted.live, rel=0.02)
