@@ -22,7 +22,8 @@ Handler = Callable[[Any], Awaitable[Any]]
 
 log = logging.getLogger(__name__)
 # A dry run of the largest models takes a few seconds, and several times that beside a prompt that runs.
-_WORKER = Worker(most_seconds=60.0)
+MOST_SECONDS = 60.0  # of an estimate
+_WORKER = Worker(MOST_SECONDS)
 
 
 def install() -> None:

@@ -50,7 +50,11 @@ class LiveBytes(TorchDispatchMode):
         timeline: live bytes after each operator.
         flops: floating point operations of products, convolutions and attention so far, where they are counted.
         modules: paths of the modules that are running, outermost first; kept up to date by who runs them.
+        has_data: whether the tensors that are followed have data. Then operators that give views are not followed into
+            their formulas, which takes time; without data they are: torch would ask for a device that is not there.
     """
+
+    has_data = True
 
     def __init__(
         self, device_type: str, granularity: int = 1, hidden: Hidden | None = None, opens: bool | None = None
@@ -120,7 +124,8 @@ class LiveBytes(TorchDispatchMode):
         about = self._operators.get(id(func))
         if about is None:
             about = self._operators[id(func)] = _Operator(
-                _is_made_of_others(func, self._key) and not _gives_a_view(func), _python_function(func)
+                _is_made_of_others(func, self._key) and not (self.has_data and _gives_a_view(func)),
+                _python_function(func),
             )
         return about
 

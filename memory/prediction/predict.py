@@ -147,6 +147,8 @@ def _where(tracker: LiveBytes) -> str:
 class _WithoutData(LiveBytes):
     """Counts operations, and corrects where torch (2.11) treats tensors without data differently from real ones."""
 
+    has_data = False
+
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = super().run(func, args, kwargs)
         formula = FLOPS.get(func.overloadpacket)
