@@ -127,11 +127,9 @@ def test_routes_write_nothing(client: Client, server: Server, route: str, name: 
 def test_runs_show_no_prompt_and_no_picture(client: Client) -> None:
     workflow = json.loads((ROOT / "workflows" / "api" / "sd15_text_to_image.json").read_text())
     words = "a secret that nobody else is to know"
+    changes = {"text": words, "filename_prefix": "hidden/name", "width": 128, "height": 128, "steps": 1}
     for item in workflow.values():
-        if "text" in item["inputs"]:
-            item["inputs"]["text"] = words
-        if "filename_prefix" in item["inputs"]:
-            item["inputs"]["filename_prefix"] = "hidden/name"
+        item["inputs"] |= {name: value for name, value in changes.items() if name in item["inputs"]}
     answer = json.dumps(client.get(f"/headroom/runs/{client.run(workflow).prompt_id}"))
     assert '"work": "sampling"' in answer
     assert words not in answer
