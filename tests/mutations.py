@@ -549,7 +549,7 @@ MEMORY = (
         ("prediction: a freed tensor still counted", "                self.live -= size", "                pass"),
         (
             "prediction: operators of libraries not followed",
-            "function = self._about(func).function if self._opens else None",
+            "function = self._about(func).function",
             "function = None",
         ),
     ),

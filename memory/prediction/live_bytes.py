@@ -29,7 +29,7 @@ class _Peaks(NamedTuple):
 
 
 class _Operator(NamedTuple):
-    """What is to be known of an operator: whether it is followed into those that it is made of, and its Python."""
+    """Of an operator: whether it is followed into those that it is made of, and the Python that it is written in."""
 
     is_made_of_others: bool
     function: Callable[..., Any] | None
@@ -113,7 +113,7 @@ class LiveBytes(TorchDispatchMode):
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs an operator that is not made of others; a custom one written in Python with its operators followed."""
-        function = self._about(func).function if self._opens else None
+        function = self._about(func).function
         if function is None:
             return func(*args, **kwargs)
         with self:
@@ -125,7 +125,7 @@ class LiveBytes(TorchDispatchMode):
         if about is None:
             about = self._operators[id(func)] = _Operator(
                 _is_made_of_others(func, self._key) and not (self.has_data and _gives_a_view(func)),
-                _python_function(func),
+                _python_function(func) if self._opens else None,
             )
         return about
 

@@ -176,6 +176,19 @@ class TestPlans:
             find_fit(asked(), named_card("sm86", 8.0), "good")
 
 
+def with_theirs(model: Any, seen: list[str]) -> Any:
+    """A clone with an override as another pack's, or the host's "Model Attention Backend", sets it."""
+
+    def foreign(func: Any, *args: Any, **kwargs: Any) -> Tensor:
+        seen.append(kwargs["transformer_options"]["block_type"])
+        with sdpa_kernel(SDPBackend.MATH):  # which holds the score matrix: a plan would have another one run
+            return func(*args, **kwargs)
+
+    clone = model.clone()
+    clone.model_options.setdefault("transformer_options", {})[OVERRIDE] = foreign
+    return clone
+
+
 class TestWhatOthersHaveSet:
     """Nodes before Make It Fit win, and of attention those behind it too."""
 
@@ -189,31 +202,18 @@ class TestWhatOthersHaveSet:
         assert {plan.attention for plan in fit.considered} == {""}
         assert any("attention stays" in note for note in fit.notes)
 
-    @pytest.mark.parametrize("behind", [False, True])
-    def test_attention_of_another_pack(self, behind: bool) -> None:
-        """The host's "Model Attention Backend" sets its override in this way."""
+    def test_attention_of_another_pack(self) -> None:
+        fit = self.small(asked(model=with_theirs(drawn("flux", 0.02, 6), [])))
+        assert {plan.attention for plan in fit.considered} == {""}
+        assert any("attention stays" in note for note in fit.notes)
+
+    def test_attention_of_another_pack_behind_it(self) -> None:
         family, seen = FAMILIES["flux"], []
-
-        def foreign(func: Any, *args: Any, **kwargs: Any) -> Tensor:
-            seen.append(kwargs["transformer_options"]["block_type"])
-            with sdpa_kernel(SDPBackend.MATH):  # which holds the score matrix: a plan would have another one run
-                return func(*args, **kwargs)
-
-        def with_theirs(model: Any) -> Any:
-            model = model.clone()
-            model.model_options.setdefault("transformer_options", {})[OVERRIDE] = foreign
-            return model
-
-        if not behind:
-            fit = self.small(asked(model=with_theirs(drawn("flux", 0.02, 6))))
-            assert {plan.attention for plan in fit.considered} == {""}
-            assert any("attention stays" in note for note in fit.notes)
-        else:
-            sample(with_theirs(changed(family.load(), "online", False)), family, steps=1)
-            assert {"double", "single"} == set(seen)
-            row = LOG.rows("", "")[-1]
-            assert not any(key.backend == "online" for key in row.attention.snapshot())
-            assert any("behind Make It Fit" in notice for notice in row.notices)
+        sample(with_theirs(changed(family.load(), "online", False), seen), family, steps=1)
+        assert set(seen) == {"double", "single"}
+        row = LOG.rows("", "")[-1]
+        assert not any(key.backend == "online" for key in row.attention.snapshot())
+        assert any("behind Make It Fit" in notice for notice in row.notices)
 
     def test_casting(self) -> None:
         model, _ = cast_model(drawn("flux", 0.02, 6), CastSettings("float8_e4m3fn_scaled"))
