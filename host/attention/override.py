@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
@@ -29,6 +30,10 @@ WRAPPER_KEY = "headroom_attention"
 REPLAYED = (
     "this ComfyUI may replay recorded steps without asking again: start_percent and end_percent cannot be kept, the"
     " node is not applied; set them to 0 and 1"
+)
+YIELDED = (
+    "a node behind Make It Fit chose another attention, which runs: what it takes was not planned; put that node before"
+    " Make It Fit to have it planned"
 )
 
 log = logging.getLogger(__name__)
@@ -203,6 +208,9 @@ class OverriddenSampling:
         guider = executor.class_obj
         options = guider.model_options.setdefault("transformer_options", {})
         row = current_row(options)
+        if self.override.yields and not isinstance(options.get(OVERRIDE), (Override, NoneType)):
+            row.notices.append(YIELDED)
+            return executor(*args, **kwargs)
         row.attention = options[COUNTS] = AttentionCounts()
         self._reinstall(options, row)
         ours = list(overrides(self.override))
@@ -218,16 +226,9 @@ class OverriddenSampling:
                 override.end(options, row)
 
     def _reinstall(self, options: dict[str, Any], row: Row) -> None:
-        """A node behind ours may have taken the slot: ours comes first again, and that node's gets the rest, unless
-        ours yields."""
+        """A node behind ours may have taken the slot: ours comes first again, and that node's gets the rest."""
         top = options.get(OVERRIDE)
         if isinstance(top, Override):
-            return
-        if top is not None and self.override.yields:
-            row.notices.append(
-                "a node behind Make It Fit chose another attention, which runs: what it takes was not planned; put that"
-                " node before Make It Fit to have it planned"
-            )
             return
         options[OVERRIDE] = rebased(self.override, top)
         if top is not None:

@@ -32,7 +32,7 @@ from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import LowMemoryVAE, low_memory_vae, planned_vae
 from headroom.host.workflow.dry_run import DryRun
 from headroom.memory.prediction import THIS_MACHINE, Card, Fit, Loss, Verdict, named_card
-from headroom.memory.render import why_nothing_fits
+from headroom.memory.render import NodeReport, render_report, why_nothing_fits
 from headroom.nodes.fit import HeadroomFit
 from headroom.nodes.report import HeadroomReport
 
@@ -212,8 +212,13 @@ class TestWhatOthersHaveSet:
         sample(with_theirs(changed(family.load(), "online", False), seen), family, steps=1)
         assert set(seen) == {"double", "single"}
         row = LOG.rows("", "")[-1]
-        assert not any(key.backend == "online" for key in row.attention.snapshot())
-        assert any("behind Make It Fit" in notice for notice in row.notices)
+        assert row.attention is None
+        assert [notice.partition(",")[0] for notice in row.notices] == [
+            "a node behind Make It Fit chose another attention"
+        ]
+        report = render_report([NodeReport("5", "KSampler", [row])], "a machine", [])
+        assert "asked for: online" not in report
+        assert "reached HeadroomAttention" not in report
 
     def test_casting(self) -> None:
         model, _ = cast_model(drawn("flux", 0.02, 6), CastSettings("float8_e4m3fn_scaled"))
