@@ -76,9 +76,9 @@ class HeadroomCompare(io.ComfyNode):
                 io.Boolean.Input(
                     "casting",
                     default=False,
-                    tooltip="Weights in float8_e4m3fn_scaled, int8_convrot, mxfp8 (8 bits) and nvfp4 (4.5 bits), as"
-                    " Layerwise Casting stores them: 4 rows. Each needs the memory of a second copy, 0.28x to 0.52x of"
-                    " 16 bits, for as long as its row runs.",
+                    tooltip="Weights in float8_e4m3fn_scaled, int8_convrot, mxfp8 (8 bits), nvfp4 and asym_w4a8_int8"
+                    " (4.5 bits), as Layerwise Casting stores them: 5 rows. Each needs the memory of a second copy,"
+                    " 0.28x to 0.52x of 16 bits, for as long as its row runs.",
                 ),
             ],
             outputs=[

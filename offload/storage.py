@@ -15,11 +15,15 @@ class Layout:
         algorithm: its name in a file's metadata, and in the tables of what reads it.
         largest: what the largest weight of a matrix is scaled to; None: the layout finds its scales by row or block.
         rotated: rows are multiplied by a Hadamard matrix first, which spreads outliers, and have a scale each.
+        codebook: values stand for entries of a table, one for the matrix.
+        columns: a row's length has to be a multiple of; other matrices are kept without scales.
     """
 
     algorithm: str
     largest: float | None = None
     rotated: bool = False
+    codebook: bool = False
+    columns: int = 1
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,10 @@ STORAGES = {
         Storage("float8_e5m2_unscaled", 8, 25.5, plain="float8_e5m2", needs=("float8_e5m2",)),
         Storage("bfloat16", 16, 55.0, plain="bfloat16", needs=()),
         Storage("float16", 16, 73.0, plain="float16", needs=()),
+        Storage(
+            "asym_w4a8_int8", 4.5, 22.5, layout=Layout("asym_w4a8_int8", rotated=True, codebook=True, columns=16),
+            remark="in 4.5 bits, from ComfyUI 0.33 on (lossy)",
+        ),
     )
 }  # fmt: skip
 

@@ -93,7 +93,7 @@ class Caster:
         source = original.to(self.device)
         if (problem := _unfit(source)) is not None:
             return CastLayer(layer, None, original.nbytes, original.nbytes, None, problem)
-        if self.storage.scaled and can_quantise(module):
+        if self.storage.scaled and can_quantise(module, self.storage):
             stored, quality = quantise(source, self.storage, self.compute)
             weight = stored.to(device=original.device)
             exchange(network, layer.name, self.linear(module, weight))

@@ -19,6 +19,8 @@ from ..core.internals import TESTED, find
 SCALED = ("comfy.quant_ops:QuantizedTensor", "comfy.quant_ops:QUANT_ALGOS", "comfy.ops:mixed_precision_ops")
 # Regular Hadamard matrices exist for powers of four; the largest that divides a row spreads outliers best.
 ROTATION_SIZES = (256, 64, 16)
+OF_THE_MATRIX = ("codebook",)  # parameters that are tensors and hold for all rows
+OWN_ENTRIES = ("weight_scale", "weight_s_", "weight_codebook", "comfy_quant")  # of a quantised layer's state dict
 HOOKED = (
     "ComfyUI cannot hook a LoRA onto quantised weights: load it with LoraLoaderModelOnly, or cast with a storage"
     " without scales (float8_e4m3fn_unscaled, bfloat16)"
@@ -56,9 +58,12 @@ def host_kind(module: nn.Module) -> LayerKind | None:
     return LayerKind.LINEAR if hasattr(module, "in_features") else torch_kind(module)
 
 
-def can_quantise(module: nn.Module) -> bool:
-    """Whether a layer is the host's plain linear layer, which its quantised one can stand in for."""
-    return isinstance(module, nn.Linear) and type(module).__module__ == comfy.ops.__name__
+def can_quantise(module: nn.Module, storage: Storage) -> bool:
+    """Whether a layer is the host's plain linear layer, which its quantised one can stand in for, with rows that the
+    storage's layout can hold."""
+    if not isinstance(module, nn.Linear) or type(module).__module__ != comfy.ops.__name__:
+        return False
+    return module.in_features % _layout_of(storage).columns == 0
 
 
 def quantise(weight: Tensor, storage: Storage, compute: torch.dtype) -> tuple[Tensor, float]:
@@ -79,6 +84,7 @@ def quantise(weight: Tensor, storage: Storage, compute: torch.dtype) -> tuple[Te
         # From float32: the scale of a float16 weight would be clamped to what float16 can hold.
         exact = weight[rows].float()
         parts.append(quant_ops.QuantizedTensor.from_float(exact, layout, **options))
+        options |= _decided(parts[-1])
         meter.add(exact, parts[-1].dequantize())
     return _joined(parts, layout, tuple(weight.shape)).to(dtype=compute), meter.db
 
@@ -101,14 +107,24 @@ def _options(weight: Tensor, layout: Layout) -> dict[str, Any]:
     if not layout.rotated:
         return {}
     size = next((size for size in ROTATION_SIZES if weight.shape[1] % size == 0), None)
+    if layout.codebook:
+        return {"convrot_groupsize": size}
     return {"per_channel": True} | ({} if size is None else {"convrot": True, "convrot_groupsize": size})
+
+
+def _decided(part: Any) -> dict[str, Any]:
+    """What the quantiser chose by the first rows, and all the others have to follow: the table of values."""
+    table = getattr(part._params, "codebook", None)
+    return {} if table is None else {"codebook_tensor": table}
 
 
 def _joined(parts: list[Any], layout: str, shape: tuple[int, ...]) -> Any:
     """Joins the row parts of one matrix; parameters that hold for the whole matrix are taken from the first part."""
     first = parts[0]._params
     fields = {field.name: [getattr(part._params, field.name) for part in parts] for field in dataclasses.fields(first)}
-    joined = {name: torch.cat(values) for name, values in fields.items() if _by_row(values[0])}
+    joined = {
+        name: torch.cat(values) for name, values in fields.items() if name not in OF_THE_MATRIX and _by_row(values[0])
+    }
     params = dataclasses.replace(first, orig_shape=shape, **joined)
     return quant_ops.QuantizedTensor(torch.cat([part._qdata for part in parts]), layout, params)
 
@@ -189,7 +205,7 @@ def _linear_class(dtype: torch.dtype) -> type[Any]:
 
         def __getattr__(self, name: str) -> Any:
             # The host's hooks read every entry of the state dict as an attribute, its own scales included.
-            if name.startswith(("weight_scale", "comfy_quant")):
+            if name.startswith(OWN_ENTRIES):
                 return self.state_dict()[name]
             return super().__getattr__(name)
 

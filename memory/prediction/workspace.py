@@ -62,13 +62,13 @@ class Workspaces:
         """Of cuDNN's and torch's own kernels on CUDA, and of a CPU's; for others nothing is documented."""
         if card.device.type == "cpu":
             return _on_cpu(card.threads)
-        return self._on_cuda() if card.is_cuda else {aten._safe_softmax.default: _safe_softmax}
+        return self._on_cuda() if card.is_cuda else dict(ON_EVERY_DEVICE)
 
     def _on_cuda(self) -> dict[Any, Callable[[tuple[Any, ...], Any], int]]:
         return {
             aten.convolution.default: self._cudnn_convolution,
             aten._scaled_dot_product_efficient_attention.default: _accumulator,
-            aten._safe_softmax.default: _safe_softmax,
+            **ON_EVERY_DEVICE,
         }
 
     def _cudnn_convolution(self, args: tuple[Any, ...], out: Tensor) -> int:
@@ -101,6 +101,14 @@ def _safe_softmax(args: tuple[Any, ...], out: Tensor) -> int:
     return out.numel()
 
 
+def _wide_indices(args: tuple[Any, ...], out: Tensor) -> int:
+    """Indices of 32 bits are copied to 64 (aten/src/ATen/native/TensorAdvancedIndexingUtils.h, make_info)."""
+    return sum(8 * index.numel() for index in args[1] if index is not None and index.dtype == torch.int32)
+
+
+ON_EVERY_DEVICE = {aten._safe_softmax.default: _safe_softmax, aten.index.Tensor: _wide_indices}
+
+
 # ------------------------------------------------------------------------------------------------------------ on a CPU
 
 
@@ -115,8 +123,8 @@ def _on_cpu(threads: int) -> dict[Any, Callable[[tuple[Any, ...], Any], int]]:
 
     return {
         aten.convolution.default: convolution,
-        aten._safe_softmax.default: _safe_softmax,
         aten._scaled_dot_product_flash_attention_for_cpu.default: attention,
+        **ON_EVERY_DEVICE,
     }
 
 

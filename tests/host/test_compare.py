@@ -91,7 +91,9 @@ class TestFamilies:
         assert rows["attention auto"].remark in EXACT
         absent = {row.removeprefix("attention ") for row, found in rows.items() if found.remark.startswith("not here")}
         assert absent == NOT_ON_A_CPU | {storage for storage in CASTS if storage not in HELD}
-        nearest_first = [one for one in ("int8_convrot", "float8_e4m3fn_scaled", "nvfp4") if one in HELD]
+        nearest_first = [
+            one for one in ("int8_convrot", "float8_e4m3fn_scaled", "asym_w4a8_int8", "nvfp4") if one in HELD
+        ]
         casts = [rows[storage].measured for storage in nearest_first]
         assert [cast.noise for cast in casts] == sorted({cast.noise for cast in casts})
         assert all(cast.weights < 0.6 * first.weights for cast in casts)

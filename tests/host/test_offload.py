@@ -306,7 +306,9 @@ class TestPrefetch:
         ("kind", "ahead", "share"),
         [
             *itertools.product(["bfloat16"], [1, 2], [0.0, 0.3, 0.6, 1.2]),
-            *itertools.product(["float16", "float8_e4m3fn_scaled", "int8_convrot", "nvfp4"], [2], [0.3]),
+            *itertools.product(
+                ["float16", "float8_e4m3fn_scaled", "int8_convrot", "nvfp4", "asym_w4a8_int8"], [2], [0.3]
+            ),
         ],
     )
     def test_bit_exact_within_the_budget_and_each_layer_copied_once(

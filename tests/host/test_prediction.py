@@ -75,7 +75,7 @@ def off_by(prediction: Prediction, work: Callable[[], object]) -> float:
     return abs(prediction.activations / peak_bytes(work) - 1)
 
 
-STORED = ("float8_e4m3fn_scaled", "int8_convrot", "mxfp8", "float8_e4m3fn_unscaled", "bfloat16")
+STORED = ("float8_e4m3fn_scaled", "int8_convrot", "mxfp8", "float8_e4m3fn_unscaled", "bfloat16", "asym_w4a8_int8")
 
 
 class TestSteps:

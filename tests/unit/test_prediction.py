@@ -112,6 +112,14 @@ class TestLiveBytes:
             functional.conv2d(x, kernel)
         assert tracker.peak_operator == "aten.convolution.default"
 
+    @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+    def test_indices_of_32_bits_are_copied_to_64(self, dtype: torch.dtype) -> None:
+        table, places = torch.zeros(16), torch.zeros(300, 700, dtype=dtype)
+        with LiveBytes("cpu", hidden=Workspaces().hidden(CPU)) as tracker:
+            kept = table[places]
+        assert tracker.peak == peak_bytes(lambda: table[places])
+        del kept
+
     def test_operators_that_a_library_wrote_in_python_are_followed(self) -> None:
         """As those that unpack quantised weights."""
 
