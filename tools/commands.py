@@ -52,6 +52,10 @@ def parser() -> argparse.ArgumentParser:
         type=cards.parse,
         help=f"run on an emulated card: {', '.join(cards.CARDS)}, with other memory as 8GB-rtx3060",
     )
+    in_browser = argparse.ArgumentParser(add_help=False)
+    in_browser.add_argument(
+        "--frontend", metavar="VERSION", help="with this comfyui-frontend-package, not the one that ComfyUI names"
+    )
     top = argparse.ArgumentParser(prog="python3 -m tools", description="Try, test and measure Headroom.")
     commands = top.add_subparsers(required=True, metavar="command")
 
@@ -62,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
 
     command = add("demo", demo, "run the example workflows headlessly and compare them with stock nodes", on_card)
     command.add_argument("--out", type=Path, default=PACK / "output/demo", help="folder for the pictures")
-    command = add("test", test, "run the test suite", on_card)
+    command = add("test", test, "run the test suite", on_card, in_browser)
     command.add_argument("--fast", action="store_true", help="a slice of everything, about two minutes")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="-- ...", help="arguments for pytest")
     command = add("mutations", mutations, "put faults into copies of the checkout, and look which test notices: hours")
@@ -72,7 +76,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--again", action="store_true", help="those with a verdict too")
     command.add_argument("--survivors-only", action="store_true", help="those that no test has noticed so far")
     add("check", check, "style, types, arrows between parts, words and contract: seconds")
-    command = add("serve", serve, "start ComfyUI with the pack, for a browser", on_card)
+    command = add("serve", serve, "start ComfyUI with the pack, for a browser", on_card, in_browser)
     command.add_argument("--port", type=int, default=8188)
     command.add_argument("--cpu", action=argparse.BooleanOptionalAction, help="default: if nothing else is there")
     command = add("bench", bench, "run a benchmark, or list them", on_card)
@@ -110,7 +114,7 @@ def env(options: argparse.Namespace) -> int:
 
 def serve(options: argparse.Namespace) -> int:
     """Run the host in the foreground; pictures and workflows stay in the cache between runs."""
-    environment = prepare(options.host)
+    environment = prepare(options.host, frontend_version=options.frontend)
     base = cache.root() / "serve"
     card = _card(options, environment)
     cpu = False if card else options.cpu
@@ -122,7 +126,7 @@ def serve(options: argparse.Namespace) -> int:
 
 def test(options: argparse.Namespace) -> int:
     """Run the tests by pytest's own script: `python -m` would put the pack's `nodes` before the host's."""
-    environment = prepare(options.host, with_tools=True)
+    environment = prepare(options.host, with_tools=True, frontend_version=options.frontend)
     arguments = options.arguments[1:] if options.arguments[:1] == ["--"] else options.arguments
     if options.fast:
         return suite.fast(environment, arguments)

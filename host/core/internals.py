@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-OLDEST_TESTED, NEWEST_TESTED = "0.18.2", "0.30.0"
+OLDEST_TESTED, NEWEST_TESTED = "0.18.2", "0.33.0"
 TESTED = f"Headroom is tested with ComfyUI {OLDEST_TESTED} to {NEWEST_TESTED}: update whichever is older"
 VAE = ("HeadroomVAE", "HeadroomVAEDecode", "HeadroomVAEEncode")
 CAST = ("HeadroomCast", "HeadroomCastCLIP")

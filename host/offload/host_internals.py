@@ -1,7 +1,7 @@
 """What Block Offload relies on in the host's loader. None of it is documented, so that any of it may change.
 
 Each piece is named where it is used, with "Host:". They are the same in the sources of ComfyUI 0.18.2, 0.30.0 and
-0.33.0; tests/host/test_offload.py runs on 0.18.2, 0.24.1, 0.27.0 and 0.30.0 every night.
+0.33.0; tests/host/test_offload.py runs on these, 0.24.1 and 0.27.0 every night.
 """
 
 from __future__ import annotations

@@ -20,7 +20,8 @@ RUN = """() => new Promise((resolve) => {
 })"""
 # What it puts on the console as an error in a host without this pack too.
 THE_FRONTENDS_OWN = (
-    r"404 \(Not Found\) \(http://[^/]+/(api/userdata[/?].*|user\.css)\)$",  # files that a new user does not have
+    # Files that a new user does not have, an icon that some frontends do not bring.
+    r"404 \(Not Found\) \(http://[^/]+/(api/userdata[/?].*|user\.css|favicon\.ico)\)$",
     r"404 \(Not Found\) \(http://[^/]+/extensions/[^/]+/docs/\w+/en\.md\)$",  # it goes on to docs/<node>.md
     r"^ComfyApp graph accessed before initialization",
     # The host forbids other addresses (--disable-api-nodes); it asks all the same.

@@ -113,7 +113,7 @@ def check_bar(drawn: dict[str, Any], sent: dict[str, Any], names: list[str]) -> 
 
 def test_a_bar_is_neither_saved_nor_sent_and_says_that_it_has_no_numbers(page: Page) -> None:
     page.evaluate("app.rootGraph.clear()")
-    page.evaluate("app.rootGraph.add(LiteGraph.createNode('HeadroomReport'))")
+    page.evaluate("void app.rootGraph.add(LiteGraph.createNode('HeadroomReport'))")
     page.get_by_role("img", name="Memory: no numbers before a run").wait_for(state="attached")
     saved, sent = page.evaluate("app.graphToPrompt().then(({ workflow, output }) => [workflow.nodes[0], output])")
     assert not saved.get("widgets_values")

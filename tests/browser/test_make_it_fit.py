@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from headroom.tests.host.ui_workflows import Workflow, graph, text_to_image, ui_node
-
-from .in_page import DROP
+from headroom.tests.host.ui_workflows import OTHER_ID, Workflow, graph, text_to_image, ui_node
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
+DROP_AS = "([text, name]) => app.handleFile(new File([text], name, { type: 'application/json' }))"
 NAME, TITLE = "Make It Fit (Headroom)", "Make It Fit"
 # The graph as the browser would save it, once what is open is its history's last state.
 GRAPH = """() => {
@@ -30,9 +29,9 @@ EXECUTE = "() => app.extensionManager.command.execute('Headroom.MakeItFit')"
 
 
 def opened(page: Page, workflow: Workflow) -> dict[str, Any]:
-    """A workflow in a tab of its own (one with another id than the last), as the browser has it."""
+    """A workflow in a tab of its own (one with another id and name than the last), as the browser has it."""
     tabs = page.evaluate(TABS)
-    page.evaluate(DROP, json.dumps(workflow))
+    page.evaluate(DROP_AS, [json.dumps(workflow), f"{workflow['id']}.json"])
     page.wait_for_function(f"{TABS} === {tabs + 1} && app.rootGraph.nodes.length === {len(workflow['nodes'])}")
     return settled(page)
 
@@ -47,13 +46,14 @@ def settled(page: Page) -> dict[str, Any]:
 
 
 def toast(page: Page, sentence: str) -> Locator:
-    return page.get_by_role("alert").filter(has_text=TITLE).filter(has_text=sentence)
+    # Newer frontends have an alert around all of them, for screen readers.
+    return page.get_by_role("alert").filter(has_text=TITLE).filter(has_text=sentence).last
 
 
 def test_it_is_in_the_menu_and_one_undo_brings_the_former_graph_back(page: Page) -> None:
     before, tabs = opened(page, text_to_image()), page.evaluate(TABS)
     undone, _ = page.evaluate(HISTORY)
-    page.locator(".comfy-menu-button-wrapper").first.click()
+    page.locator(".comfy-menu-button-wrapper").or_(page.get_by_test_id("comfy-menu-button")).first.click()
     page.get_by_role("menuitem", name="Edit", exact=True).hover()
     page.get_by_text(NAME).click()
     toast(page, "1 node inserted").filter(has_text="node 8, Make It Fit, for node 5 (KSampler)").wait_for()
@@ -91,4 +91,4 @@ def in_a_circle() -> Workflow:
     """Two nodes that wait for each other."""
     latent = ({"samples": "LATENT"}, "LATENT")
     nodes = [ui_node(number, "LatentFlip", *latent, widgets_values=["x-axis: vertically"]) for number in (1, 2)]
-    return graph(nodes, (1, 0, 2, "samples"), (2, 0, 1, "samples"), id="b")
+    return graph(nodes, (1, 0, 2, "samples"), (2, 0, 1, "samples"), id=OTHER_ID)

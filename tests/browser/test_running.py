@@ -43,7 +43,7 @@ def test_a_dropped_workflow_runs_and_shows_its_report_and_picture(page: Page) ->
 @pytest.mark.parametrize("view", ["classic"])
 def test_the_report_is_neither_saved_nor_sent(page: Page) -> None:
     page.evaluate(CLEAR)
-    page.evaluate("app.rootGraph.add(LiteGraph.createNode('HeadroomReport'))")
+    page.evaluate("void app.rootGraph.add(LiteGraph.createNode('HeadroomReport'))")
     saved, sent = page.evaluate("app.graphToPrompt().then(({ workflow, output }) => [workflow.nodes[0], output])")
     assert not saved.get("widgets_values")
     assert [about["inputs"] for about in sent.values()] == [{}]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 Workflow = dict[str, Any]
+# The browser opens a workflow of another id in a tab of its own; newer ones give what is no UUID an id of their own.
+ID, OTHER_ID = "0b1f4f3e-6a55-4d2a-9c6e-000000000001", "0b1f4f3e-6a55-4d2a-9c6e-000000000002"
 
 
 def ui_node(number: int, kind: str, inputs: dict[str, str] | None = None, outputs: str = "", **more: Any) -> Workflow:
@@ -31,7 +33,7 @@ def graph(nodes: list[Workflow], *links: tuple[int, int, int, str], **more: Any)
         by_number[start]["outputs"][output]["links"].append(number)
         rows.append([number, start, output, end, slot, entries[slot]["type"]])
     last = {"last_node_id": max(by_number), "last_link_id": len(rows)}
-    return {"id": "a", "revision": 0, **last, "nodes": nodes, "links": rows, "groups": [], "version": 0.4} | more
+    return {"id": ID, "revision": 0, **last, "nodes": nodes, "links": rows, "groups": [], "version": 0.4} | more
 
 
 def text_to_image(**sampler: Any) -> Workflow:

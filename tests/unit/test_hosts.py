@@ -2,12 +2,15 @@
 
 import argparse
 import io
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from headroom.tools.server.server import Server
 from headroom.tools.setup import hosts
+from headroom.tools.setup.environment import PACK, Environment
 from headroom.tools.setup.progress import SetupError
 
 FILES = {"main.py": b"", "comfyui_version.py": b'__version__ = "9.9.9"\n', "comfy/sd.py": b"x"}
@@ -59,3 +62,15 @@ def test_an_entry_that_leads_out_of_it(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="an unsafe entry: not used"):
         hosts.fetch(str(archive(tmp_path / "x.tar.xz", FILES | {"../../../outside": b""})))
     assert not (tmp_path / "outside").exists()
+
+
+@pytest.mark.parametrize("frontend", [None, Path("/pages")])
+def test_another_frontend_reaches_the_server(frontend: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADROOM_FRONTEND", raising=False)
+    given = Environment(Path(sys.executable), Path("/comfyui"), "9.9.9", Path("/models"), PACK, frontend)
+    for name, value in given.variables().items():
+        monkeypatch.setenv(name, value)
+    told = Environment.from_variables()
+    assert told == given
+    command = Server(told, cpu=True)._command()
+    assert command[-2:] == ["--front-end-root", "/pages"] if frontend else "--front-end-root" not in command

@@ -142,6 +142,8 @@ class Server:
         options += ["--disable-auto-launch", "--disable-api-nodes"]
         options += ["--database-url", "sqlite:///:memory:"]  # the default is a file in ComfyUI's tree
         options += ["--cpu"] if self.cpu else []
+        if self.environment.frontend is not None:
+            options += ["--front-end-root", str(self.environment.frontend)]
         program = [str(self.environment.python), str(self.environment.comfyui / "main.py")]
         return [*program, *options, *self.extra_args]
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from . import cache, hosts
+from . import cache, frontend, hosts
 from .install import interpreter, make_venv, pip
 from .progress import SetupError, Stage, run_logged
 
@@ -29,17 +29,19 @@ NEEDED = ("pytest", "xdist", "skimage", "matplotlib")  # beyond ComfyUI's own re
 
 @dataclass(frozen=True)
 class Environment:
-    """Where everything is; `models` holds the folders models, datasets and input, `pack` is this checkout."""
+    """Where everything is; `models` holds the folders models, datasets and input, `pack` is this checkout,
+    `frontend` the pages of another frontend than the one that was installed with ComfyUI."""
 
     python: Path
     comfyui: Path
     version: str
     models: Path
     pack: Path
+    frontend: Path | None = None
 
     def json(self) -> str:
         """One JSON object on one line."""
-        return json.dumps({name: str(value) for name, value in asdict(self).items()})
+        return json.dumps({name: str(value) for name, value in asdict(self).items() if value is not None})
 
     def variables(self) -> dict[str, str]:
         """How the tests and benchmarks are told (`from_variables`)."""
@@ -47,13 +49,15 @@ class Environment:
             "HEADROOM_COMFYUI": str(self.comfyui),
             "HEADROOM_MODELS": str(self.models),
             "HEADROOM_VERSION": self.version,
+            **({} if self.frontend is None else {"HEADROOM_FRONTEND": str(self.frontend)}),
         }
 
     @classmethod
     def from_variables(cls, variables: Mapping[str, str] = os.environ) -> Environment:
         """The environment that the running process was started in. Raises KeyError outside of one."""
         comfyui, models = Path(variables["HEADROOM_COMFYUI"]), Path(variables["HEADROOM_MODELS"])
-        return cls(Path(sys.executable), comfyui, variables["HEADROOM_VERSION"], models, PACK)
+        frontend = Path(variables["HEADROOM_FRONTEND"]) if "HEADROOM_FRONTEND" in variables else None
+        return cls(Path(sys.executable), comfyui, variables["HEADROOM_VERSION"], models, PACK, frontend)
 
     def script(self, name: str) -> Path:
         """A console script of this Python."""
@@ -61,10 +65,13 @@ class Environment:
         return Path(folder) / (f"{name}.exe" if os.name == "nt" else name)
 
 
-def prepare(version: str | None = None, *, with_tools: bool = False) -> Environment:
+def prepare(
+    version: str | None = None, *, with_tools: bool = False, frontend_version: str | None = None
+) -> Environment:
     """Find or make the environment; of the host `version` if given (known, or a path), not of one found here.
 
-    `with_tools` asks for what the tests need too. Raises `SetupError`.
+    `with_tools` asks for what the tests need too, `frontend_version` for another frontend than the host's own. Raises
+    `SetupError`.
     """
     found = None if version else _find_comfyui()
     comfyui = found or hosts.fetch(version or hosts.DEFAULT)
@@ -74,7 +81,8 @@ def prepare(version: str | None = None, *, with_tools: bool = False) -> Environm
     stated = hosts.read_version(comfyui)
     print(f"Using the ComfyUI {stated} in {comfyui} with {python}.", file=sys.stderr)
     models = _make_models(python, comfyui, stated)
-    return Environment(python, comfyui, stated, models, PACK)
+    pages = frontend.fetch(frontend_version) if frontend_version else None
+    return Environment(python, comfyui, stated, models, PACK, pages)
 
 
 # ---------------------------------------------------------------------------- a ComfyUI of the user's own
