@@ -905,8 +905,8 @@ CASTS = (
         ),
         (
             "casting: scales of the first rows for all",
-            "joined = {name: torch.cat(values) for",
-            "joined = {name: torch.cat([values[0]] * len(values)) for",
+            "name: torch.cat(values) for name, values in fields",
+            "name: torch.cat([values[0]] * len(values)) for name, values in fields",
         ),
     ),
     *_of(

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...tools.setup.environment import PACK, Environment
+from headroom.tools.setup.environment import PACK, Environment
+
 from . import disk, memory, prompts, requests
 from .cases import Case, Journal, table
 from .stand import Stand

@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...tools.server.client import Client, ClientError, PromptFailed, Workflow
+from headroom.tools.server.client import Client, ClientError, PromptFailed, Workflow
+
 from .cases import DEATH, DIFFERENT, FINE, LEFT, SENTENCE, Found
 from .memory import FAULTS
 from .prompts import resized, results

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 import re
 
-from ...tools.server.client import PromptFailed, Workflow
+from headroom.tools.server.client import PromptFailed, Workflow
+
 from .cases import DIFFERENT, FINE, RAW, SENTENCE, STOPPED, Found
 from .prompts import resized, results
 from .stand import Stand, api_graphs

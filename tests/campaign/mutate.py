@@ -7,7 +7,7 @@ import math
 import random
 from typing import Any
 
-from ...graph.prompt import is_link
+from headroom.graph.prompt import is_link
 
 Workflow = dict[str, dict[str, Any]]
 NUMBERS = (

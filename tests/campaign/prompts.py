@@ -8,7 +8,8 @@ import threading
 import time
 from typing import Any
 
-from ...tools.server.client import Client, PromptInterrupted, Workflow
+from headroom.tools.server.client import Client, PromptInterrupted, Workflow
+
 from .cases import DIFFERENT, FINE, HANG, RAW, STOPPED, Found
 from .mutate import MOST_WORK, mutated, work
 from .stand import LONGEST, Stand, api_graphs

@@ -15,8 +15,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from ...tools.server.server import PACK_FOLDER
-from ...tools.setup.environment import PACK
+from headroom.tools.server.server import PACK_FOLDER
+from headroom.tools.setup.environment import PACK
+
 from .cases import DEATH, FINE, HANG, OUTSIDE, RAW, SENTENCE, THEIRS, Found
 from .mutate import NUMBERS, WORDS, mutated
 from .stand import Stand, api_graphs, files_under

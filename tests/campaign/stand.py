@@ -14,9 +14,10 @@ from typing import Any
 
 import psutil
 
-from ...tools.server.client import Client, ClientError, PromptFailed, PromptRejected, Workflow
-from ...tools.server.server import PACK_FOLDER, Server
-from ...tools.setup.environment import PACK, Environment
+from headroom.tools.server.client import Client, ClientError, PromptFailed, PromptRejected, Workflow
+from headroom.tools.server.server import PACK_FOLDER, Server
+from headroom.tools.setup.environment import PACK, Environment
+
 from .cases import DEATH, FINE, HANG, RAW, SENTENCE, STOPPED, THEIRS, Found
 
 LONGEST = 30.0  # seconds that a small prompt may take
