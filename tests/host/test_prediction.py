@@ -235,8 +235,8 @@ class TestCoding:
         assert found.method == "exact, in strips"
         work = lambda: vae.decode(latent)  # noqa: E731
         work()
-        # The plan's bound, for pictures so small that rows beside a strip weigh as much as the strip. (What the profiler
-        # sees of such a run differs by the megabyte that a kernel takes or finds.)
+        # The plan's bound, for pictures so small that rows beside a strip weigh as much as the strip. What the profiler
+        # sees of such a run differs by the megabyte that a kernel takes or finds.
         assert 0.95 <= found.prediction.activations / peak_bytes(work) <= 1.8
 
     @pytest.mark.parametrize(("name", "cells"), [("sd", 32), ("flux", 24), ("sd", 24), ("flux", 32)])
