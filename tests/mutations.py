@@ -320,7 +320,7 @@ VAE = (
         STRIPS,
         (
             "strips: rows that a waiting operation goes on from are let go",
-            "min(first, new, demand.waiting.get(node, new))",
+            "min(first, new, waited_for)",
             "min(first, new)",
         ),
     ),
@@ -1052,7 +1052,7 @@ VAES = (
         ),
         (
             "strips: results of a batch left out of the budget",
-            "budget = self.room.for_work() - self.gathered_bytes(x)",
+            "budget = self.room.for_work() - gathered",
             "budget = self.room.for_work()",
         ),
     ),

@@ -17,6 +17,8 @@ from ...memory.blocks import uncut_bytes
 from ..core.compat import drop_cast_buffers, is_out_of_memory, out_of_memory_kind
 from ..core.device import GB, memory_budget
 
+HALVINGS = 3  # of a budget; each may cost a run that fails near its end
+
 
 @dataclass
 class Room:
@@ -111,3 +113,33 @@ def gigabytes(size: float, up: bool = False) -> str:
     """Bytes as GB of 2^30 with three decimals; ``up`` rounds up, for a size that has to suffice."""
     thousandths = size / GB * 1000
     return f"{(math.ceil(thousandths) if up else round(thousandths)) / 1000:.3f} GB"
+
+
+@dataclass
+class Rungs:
+    """Budgets, one after the other, while memory runs out: halves, then the least that a schedule can do with. What
+    the planner gives up to keep to one, it gives up in its own order: the height of strips, stored maps, and last the
+    device as the place of stored maps.
+
+    Attributes:
+        budget: bytes to plan with.
+        failures: to allocate, so far.
+        at_least: whether the budget is the least already.
+    """
+
+    budget: float
+    failures: int = 0
+    at_least: bool = False
+
+    def lower(self, planned: float) -> bool:
+        """Halves what did not suffice; False where there is nothing below it."""
+        self.failures += 1
+        if self.at_least or not self.budget:  # nothing was computed with none: it ran out before anything was planned
+            return False
+        # What is found below the least rises to it before anything is computed.
+        self.budget = min(self.budget, planned) / 2 if self.failures <= HALVINGS else 0.0
+        return True
+
+    def rise_to(self, least: float) -> None:
+        """The budget is below what any schedule needs."""
+        self.budget, self.at_least = least, True

@@ -15,18 +15,26 @@ from ...memory import Row
 from ...memory.link import link_speed
 from ...memory.prediction import Prediction
 from ...memory.units import format_bytes
-from ...vae.exact import CannotRecord, DoesNotFit, ExactRun, FollowedRun, PlannedRun, Report, Schedule, StoreOverflow
+from ...vae.exact import (
+    CannotRecord,
+    DoesNotFit,
+    ExactRun,
+    FollowedRun,
+    PlannedRun,
+    Report,
+    Schedule,
+    StoreOverflow,
+    UnbrokenRun,
+)
 from ...vae.exact.planning.card import figures_of
 from ..core.compat import is_out_of_memory
 from ..measure.runs import notice
 from .attention import attend
 from .geometry import Geometry
 from .preview import PassPreview
-from .room import Room, free_others, give_back
+from .room import Room, Rungs, free_others, give_back
 
 Run = TypeVar("Run", bound=ExactRun)
-
-HALVINGS = 3  # each may cost a run that fails near its end
 
 
 class NotExact(Exception):
@@ -76,8 +84,11 @@ class StripCoder:
         """What the slices of a batch share, with what their results leave of the budget."""
         settings, dtype = self.geometry.settings, self.vae.vae_dtype
         store = torch.float16 if settings.store == "float16" and dtype.itemsize > 2 else None
-        budget = self.room.for_work() - self.gathered_bytes(x)
-        return ExactPass(self.vae, budget, store, self.geometry.strip_rows(), row, self.room.make)
+        gathered = self.gathered_bytes(x)
+        budget = self.room.for_work() - gathered
+        one_video = x.ndim == 5 and x.shape[2] > 1 and min(x.shape[0], self.geometry.slice_step(x)) == 1
+        rows = self.geometry.strip_rows()
+        return ExactPass(self.vae, budget, store, rows, row, self.room.make, gathered, one_video)
 
     def gathered_bytes(self, x: Tensor) -> int:
         """Bytes that the results of all slices take on the VAE's device. A single slice's is counted by the engine."""
@@ -111,6 +122,9 @@ class ExactPass:
         rows: rows of the output in a strip, 0 = by the budget.
         row: of the run log.
         load: has the host bring the weights, and free this many bytes beside them.
+        gathered: bytes of all slices' results on the device, which the budget leaves out.
+        has_frames: slices are videos of several frames, one each, which can be cut along these.
+        along: what strips are cut along, "rows" or "frames".
         plans: what was planned for a shape, so that an equal slice need not be planned again.
         report: of the last slice that ran.
         planned: peak of the last schedule, whether or not memory sufficed.
@@ -122,6 +136,9 @@ class ExactPass:
     rows: int
     row: Row
     load: Callable[[float], None]
+    gathered: int = 0
+    has_frames: bool = False
+    along: str = "rows"
     plans: dict[Any, Any] = field(default_factory=dict)
     report: Report | None = None
     planned: float = float("inf")
@@ -138,7 +155,7 @@ class ExactPass:
             DoesNotFit: the budget is too small, known before any work.
             NoRoom: memory ran out on the last rung.
         """
-        rungs = _Rungs(self.budget)
+        rungs = Rungs(self.budget)
         while True:
             run: ExactRun = self._prepared(rungs.budget, on_strip)
             try:
@@ -150,7 +167,8 @@ class ExactPass:
                 continue
             except DoesNotFit as error:
                 if not rungs.failures:
-                    raise
+                    self._turn_to_frames(call, error)
+                    continue
                 least = error.least
             except CannotRecord as error:
                 raise NotExact(str(error)) from error
@@ -169,7 +187,27 @@ class ExactPass:
         self.report = run.report
         return out
 
-    def _climb_down(self, rungs: _Rungs) -> None:
+    def _turn_to_frames(self, call: Callable[[ExactRun], Tensor], error: DoesNotFit) -> None:
+        """Strips of rows hold a few rows of every frame, so that a long video has no room for them: cut along frames
+        from now on, if all of it can be followed so and fits.
+
+        Raises:
+            DoesNotFit: neither fits; with the least of both, and what is gathered.
+        """
+        least = error.least
+        if self.has_frames and self.along == "rows":
+            self.along = "frames"
+            try:
+                self._without_data(call, UnbrokenRun)
+                return
+            except DoesNotFit as other:
+                least = min(least, other.least)
+            except NotExact:
+                pass
+            self.along = "rows"
+        raise DoesNotFit(least + self.gathered) from error
+
+    def _climb_down(self, rungs: Rungs) -> None:
         """After a failure to allocate. Raises :class:`NoRoom` where no rung is left."""
         if rungs.failures == 0 and free_others(self.vae.patcher):
             rungs.failures = 1
@@ -186,7 +224,11 @@ class ExactPass:
         Raises:
             NotExact, DoesNotFit: as for :meth:`run`.
         """
-        return self._without_data(call, PlannedRun).report.peak
+        try:
+            return self._without_data(call, PlannedRun).report.peak
+        except DoesNotFit as error:
+            self._turn_to_frames(call, error)
+            return self._without_data(call, PlannedRun).report.peak
 
     def follow(self, call: Callable[[ExactRun], Tensor]) -> int | None:
         """Goes through the passes that take most, for a tracker to see.
@@ -216,7 +258,8 @@ class ExactPass:
         return kind(
             budget,
             store=self.store,
-            rows=self.rows,
+            rows=self.rows if self.along == "rows" else 0,
+            along=self.along,
             out_device=self.vae.output_device,
             out_dtype=torch.float32,
             on_strip=on_strip,
@@ -241,7 +284,8 @@ class ExactPass:
         passes = sum(len(one.passes) for one in report.schedules)
         near = self.store is not None
         kind = "near-exact, float16 store" if near else "exact"
-        yield f"{kind}: {report.strips} strips in {passes} passes, planned peak {format_bytes(report.peak)}"
+        strips = "strips" if self.along == "rows" else "windows of frames"
+        yield f"{kind}: {report.strips} {strips} in {passes} passes, planned peak {format_bytes(report.peak)}"
         if schedule.choice.recomputed:
             yield f"{len(schedule.choice.recomputed)} maps computed again instead of stored"
         if report.host_peak:
@@ -249,33 +293,3 @@ class ExactPass:
         if report.materialised:
             named = ", ".join(f"{name} x{count}" for name, count in sorted(Counter(report.materialised).items()))
             yield f"whole maps, beyond the plan, for: {named}"
-
-
-@dataclass
-class _Rungs:
-    """Budgets, one after the other, while memory runs out: halves, then the least that a schedule can do with. What
-    the planner gives up to keep to one, it gives up in its own order: the height of strips, stored maps, and last the
-    device as the place of stored maps.
-
-    Attributes:
-        budget: bytes to plan with.
-        failures: to allocate, so far.
-        at_least: whether the budget is the least already.
-    """
-
-    budget: float
-    failures: int = 0
-    at_least: bool = False
-
-    def lower(self, planned: float) -> bool:
-        """Halves what did not suffice; False where there is nothing below it."""
-        self.failures += 1
-        if self.at_least or not self.budget:  # nothing was computed with none: it ran out before anything was planned
-            return False
-        # What is found below the least rises to it before anything is computed.
-        self.budget = min(self.budget, planned) / 2 if self.failures <= HALVINGS else 0.0
-        return True
-
-    def rise_to(self, least: float) -> None:
-        """The budget is below what any schedule needs."""
-        self.budget, self.at_least = least, True

@@ -8,6 +8,7 @@ import torch
 from headroom.host.attention.backend import apply_attention
 from headroom.host.measure.runs import LOG
 
+from .conftest import ENVIRONMENT
 from .families import FAMILIES, psnr, sample
 from .training import train, training_node
 
@@ -39,6 +40,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
 
 
 def test_the_hosts_training_node_learns_the_same_through_online(node: Any, calls: Calls) -> None:
+    if tuple(map(int, ENVIRONMENT.version.split("."))) < (0, 27):
+        pytest.skip("this ComfyUI's own node cannot train in fp32: its weights are inference tensors then")
     family = FAMILIES["sd3"]
     latents = torch.randn(1, family.channels, 16, 16, generator=torch.Generator().manual_seed(1))
     # In bfloat16, rounding that differs from one CPU to the next is all that could be seen.

@@ -13,11 +13,12 @@ from .conftest import ENVIRONMENT
 from .families import FAMILIES
 
 VERSION = tuple(int(part) for part in ENVIRONMENT.version.split("."))
+SINCE = {"int8_convrot": (0, 27), "asym_w4a8_int8": (0, 33)}
 
 
 def test_storages_that_only_newer_hosts_have_are_named() -> None:
     lacking = {name: why_not(storage) for name, storage in STORAGES.items() if why_not(storage) is not None}
-    assert set(lacking) == ({"int8_convrot"} if VERSION < (0, 27) else set())
+    assert set(lacking) == {name for name, since in SINCE.items() if since > VERSION}
     assert all("which this ComfyUI lacks; choose float8_e4m3fn_scaled, or update" in why for why in lacking.values())
 
 

@@ -484,6 +484,20 @@ class TestMaterialised:
         assert torch.equal(ours, plain)
         assert run.report.strips > 1
 
+    @pytest.mark.parametrize("along", ["rows", "frames"])
+    def test_a_buffer_is_copied_from_and_written_over(self, along: str) -> None:
+        """In the order of the module, though maps are written late."""
+        x = noise(1, 4, 5, 6, 7)
+
+        def module(x: Tensor) -> Tensor:
+            first, second = torch.empty(2, *x.shape)
+            first.copy_(x * 2)
+            second.copy_(first)  # reads what is written late
+            first.copy_(torch.ones(x.shape))  # comes after it
+            return second * first
+
+        assert torch.equal(ExactRun(rows=2, along=along).run(module, x), x * 2)
+
     def test_parts_of_a_buffer_are_written_at_the_end(self) -> None:
         x = noise(*PICTURE)
 

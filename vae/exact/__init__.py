@@ -1,4 +1,5 @@
-"""Exact execution of an autoencoder in strips of rows: the same result in a fraction of the memory.
+"""Exact execution of an autoencoder in strips of rows, or of a video's frames: the same result in a fraction of the
+memory.
 
 The module's own forward runs once on recording tensors (:mod:`.recording`, :mod:`.rules`). The recorded computation
 (:mod:`.operations`) is cut into passes over the picture's rows (:mod:`.cutting`), a schedule that fits a byte budget is
@@ -7,7 +8,7 @@ Tiles that are blended are not here, but in :mod:`..feathered`.
 """
 
 from .engine import DoesNotFit, ExactRun, Report
-from .planned import FollowedRun, PlannedRun
+from .planned import FollowedRun, PlannedRun, UnbrokenRun
 from .planning.schedule import Schedule
 from .recording.record import Recorded
 from .recording.value import CannotRecord
@@ -23,4 +24,5 @@ __all__ = [
     "Report",
     "Schedule",
     "StoreOverflow",
+    "UnbrokenRun",
 ]

@@ -36,6 +36,9 @@ GATHERED = 1 / 8
 STRIPS_BETWEEN_TRIMS = 8  # of the C library's heap: less often it grows further, more often it takes time
 
 
+PLACES = {"rows": 1, "frames": 2}  # among a map's dims, counted from the last one
+
+
 class DoesNotFit(Exception):
     """No schedule fits the budget.
 
@@ -100,6 +103,8 @@ class ExactRun:
             the input, what the module writes into.
         plans: what earlier runs decided; used again where module, shape and dtype make the same computation.
         figures: of the device, for the plan; None = those that its driver tells, or the usual ones of its kind.
+        along: what strips are cut along: "rows", or "frames" of a (1, C, T, H, W) tensor: then what is said of rows
+            here is meant of frames.
     """
 
     def __init__(
@@ -118,6 +123,7 @@ class ExactRun:
         beside: Sequence[int] = (),
         plans: dict[Hashable, PlannedBefore] | None = None,
         figures: Figures | None = None,
+        along: str = "rows",
     ) -> None:
         self.budget, self.store, self.rows, self.offload = budget, store, rows, offload
         self.out_device, self.out_dtype, self.beside = out_device, out_dtype, list(beside)
@@ -130,7 +136,12 @@ class ExactRun:
         # The recorder must not hold the run: the last map, copied weights and the input are to go when the run goes.
         own = weakref.proxy(self)
         self.recorder = Recorder(
-            lambda node: own._materialise(node), lambda pairs: own._write_into(pairs), apply, attend, owned
+            lambda node: own._materialise(node),
+            lambda pairs: own._write_into(pairs),
+            apply,
+            attend,
+            owned,
+            PLACES[along],
         )
 
     def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:

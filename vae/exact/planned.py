@@ -12,6 +12,7 @@ from .engine import ExactRun
 from .operations.graph import Node, groups_of
 from .operations.leaves import Held
 from .planning.schedule import Schedule
+from .recording.value import CannotRecord
 from .runner import Outlets, PassRunner
 from .running.stores import RowStore
 from .running.sums import statistics_of
@@ -39,6 +40,13 @@ class PlannedRun(ExactRun):
                     self.remains.statistics[node, groups] = statistics_of(node, groups)
             for node in one.last_reads:
                 self.remains.free(node)
+
+
+class UnbrokenRun(PlannedRun):
+    """A :class:`PlannedRun` of what strips follow from end to end: a function that asks for a whole map ends it."""
+
+    def _materialise(self, node: Node) -> Tensor:
+        raise CannotRecord(f"{self.recorder.materialised[-1]} asks for a whole map")
 
 
 class FollowedRun(PlannedRun):

@@ -50,7 +50,8 @@ class Demand:
     def _want(self, node: Node, index: int, start: int, stop: int) -> None:
         source = node.sources[index]
         first, last = node.needed(index, start, stop)
-        if first >= last:
+        if first >= last:  # nothing of this source yet, or no more
+            self._wait(node, index, start)
             return
         first = min(first, max(0, node.op.lowest(node, index, start)))
         if source in self.kept:

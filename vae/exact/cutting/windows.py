@@ -109,10 +109,11 @@ class Descent:
         for node in reversed(windows.order):
             done = reached.get(node, 0)
             first, last = demand.wanted.get(node, (done, done))
-            new, last = max(first, done), max(last, done)
+            # Operations that wait in this strip still need the rows that they will go on from.
+            waited_for = demand.waiting.get(node, first)
+            new, last = max(min(first, waited_for), done), max(last, done)
             if node in demand.wanted or node in reached:
-                # Operations that wait in this strip still need the rows that they will go on from.
-                strip.lines[node] = (min(first, new, demand.waiting.get(node, new)), last, new)
+                strip.lines[node] = (min(first, new, waited_for), last, new)
                 reached[node] = last
             demand.sources_of(node, new, last)
         strip.reads = demand.reads

@@ -17,7 +17,8 @@ class Convolve(Op):
 
     Attributes:
         function: (x, weight, bias, stride, padding, dilation, groups) -> Tensor.
-        stride, padding, dilation: per spatial dim, rows second to last; rows are padded before, by a :class:`.pad.Pad`.
+        stride, padding, dilation: per spatial dim; rows are padded before, by a :class:`.pad.Pad`.
+        axis: which of the spatial dims is the rows'.
     """
 
     function: Callable[..., Tensor]
@@ -27,22 +28,23 @@ class Convolve(Op):
     padding: tuple[int, ...]
     dilation: tuple[int, ...]
     groups: int
+    axis: int
 
     @property
     def reach(self) -> int:
         """Rows that one row of the result sees."""
-        return self.dilation[-2] * (self.weight.shape[-2] - 1) + 1
+        return self.dilation[self.axis] * (self.weight.shape[2 + self.axis] - 1) + 1
 
     @property
     def overlaps(self) -> bool:  # type: ignore[override]
-        return self.reach > self.stride[-2]
+        return self.reach > self.stride[self.axis]
 
     @property
     def is_pointwise(self) -> bool:  # type: ignore[override]
         return all(size == 1 for size in self.weight.shape[2:]) and all(step == 1 for step in self.stride)
 
     def needs(self, node: Node, source: int, start: int, stop: int) -> tuple[int, int]:
-        step = self.stride[-2]
+        step = self.stride[self.axis]
         return start * step, (stop - 1) * step + self.reach
 
     def run(self, node: Node, slabs: Sequence[Tensor], start: int, stop: int) -> Tensor:

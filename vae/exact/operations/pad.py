@@ -21,17 +21,29 @@ class Pad(Op):
         pads: as the function takes them, (left, right, top, bottom, ...).
         mode: constant, replicate or reflect.
         value: for constant.
+        place: of the rows among the dims, counted from the last one, which is 0.
     """
 
     pads: tuple[int, ...]
     mode: str
     value: float | None
+    place: int = 1
     is_padding = True
 
     @property
     def zeros(self) -> bool:
         """It adds rows and columns of zeros and nothing else."""
-        return self.mode == "constant" and not self.value and not any(self.pads[4:])
+        return self.mode == "constant" and not self.value and not any(self._beside[2:])
+
+    @property
+    def _rows(self) -> tuple[int, int]:
+        """Rows added before the first and behind the last."""
+        return self.pads[2 * self.place], self.pads[2 * self.place + 1]
+
+    @property
+    def _beside(self) -> tuple[int, ...]:
+        """What is added to the other dims."""
+        return (*self.pads[: 2 * self.place], 0, 0, *self.pads[2 * self.place + 2 :])
 
     def needs(self, node: Node, source: int, start: int, stop: int) -> tuple[int, int]:
         # At least one row: a strip that lies in the padding alone still repeats a row of the map.
@@ -45,32 +57,34 @@ class Pad(Op):
             inside = slabs[0].narrow(dim, 0, len(rows))
         else:
             inside = slabs[0].index_select(dim, self._places(node, start, stop, slabs[0].device) - first)
-        above, below = max(0, self.pads[2] - start), max(0, stop - self.pads[2] - node.sources[0].rows.count)
+        top, _ = self._rows
+        above, below = max(0, top - start), max(0, stop - top - node.sources[0].rows.count)
         if self.mode == "constant" and (above or below):
             inside = inside.clone()
             inside.narrow(dim, 0, min(above, len(rows))).fill_(self.value or 0.0)
             inside.narrow(dim, max(0, len(rows) - below), min(below, len(rows))).fill_(self.value or 0.0)
-        beside = (*self.pads[:2], 0, 0, *self.pads[4:])
-        return functional.pad(inside, beside, self.mode, self.value) if any(beside) else inside
+        return functional.pad(inside, self._beside, self.mode, self.value) if any(self._beside) else inside
 
     def lowest(self, node: Node, source: int, start: int) -> int:
         first = self.needs(node, source, start, start + 1)[0]
         if self.mode != "reflect":
             return first
         # The bottom border reflects rows that were passed long ago, the top border row 0 after others.
-        return min(first if start >= self.pads[2] else 0, node.sources[0].rows.count - 1 - self.pads[3])
+        top, bottom = self._rows
+        return min(first if start >= top else 0, node.sources[0].rows.count - 1 - bottom)
 
     def _rows_of(self, node: Node, start: int, stop: int) -> list[int]:
         """For each row of the result the row of the source that it repeats."""
-        count, rows = node.sources[0].rows.count, range(start - self.pads[2], stop - self.pads[2])
+        top, _ = self._rows
+        count, rows = node.sources[0].rows.count, range(start - top, stop - top)
         if self.mode == "reflect":
             return [count - 1 - abs(count - 1 - abs(row)) for row in rows]
         return [min(max(row, 0), count - 1) for row in rows]
 
     def _places(self, node: Node, start: int, stop: int, device: torch.device) -> Tensor:
         """:meth:`_rows_of` as a tensor, made on the device: the device would wait for a list of the host's."""
-        last = node.sources[0].rows.count - 1
-        rows = torch.arange(start - self.pads[2], stop - self.pads[2], device=device)
+        top, last = self._rows[0], node.sources[0].rows.count - 1
+        rows = torch.arange(start - top, stop - top, device=device)
         return last - (last - rows.abs()).abs() if self.mode == "reflect" else rows.clamp_(0, last)
 
     def temporaries(self, node: Node, start: int, stop: int) -> int:
@@ -86,7 +100,7 @@ class Pad(Op):
             super().write(node, strips, out, start, stop)
             return
         source, kernels = node.sources[0], strips.kernels
-        left, right, above = self.pads[:3]
+        (left, right), (above, _) = self.pads[:2], self._rows
         first, last = source.clamp(start - above, stop - above)
         top = min(max(0, first + above - start), stop - start)
         if top:

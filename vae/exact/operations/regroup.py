@@ -20,6 +20,15 @@ class Reshape(Op):
         return slabs[0].reshape(node.slab_shape(stop - start))
 
 
+class Relabel(Op):
+    """The only row of a map, which is all of it, as one along another dim."""
+
+    is_view = True
+
+    def run(self, node: Node, slabs: Sequence[Tensor], start: int, stop: int) -> Tensor:
+        return slabs[0]
+
+
 @dataclass
 class Refine(Op):
     """Each row of the source is several: rows that lay together in units are counted one by one.

@@ -41,7 +41,7 @@ class Planner:
     def signature(self) -> Hashable:
         """Equal for computations that can share a plan: operations, shapes, dtypes, device."""
         nodes = self.analysis.nodes
-        described = tuple((type(node.op).__name__, node.shape, node.dtype) for node in nodes)
+        described = tuple((type(node.op).__name__, node.shape, node.dtype, node.rows.dim) for node in nodes)
         return (str(self.device), self.figures, self.beside, described)
 
     def remember(self, choice: Choice) -> PlannedBefore:

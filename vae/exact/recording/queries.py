@@ -55,5 +55,5 @@ QUERIES = frozenset(
 METHODS: dict[str, tuple[str, tuple[int, ...]]] = {"mT": ("transpose", (-2, -1)), "data": ("detach", ())}
 #: Functions that do not read what a map copied into a tensor, so that the copying may wait longer.
 WITHOUT_READING = frozenset(
-    ["__getitem__", "narrow", "select", "split", "chunk", "view", "__get__", "unsqueeze", "squeeze", "copy_"]
+    ["__getitem__", "narrow", "select", "split", "chunk", "view", "__get__", "unsqueeze", "squeeze"]
 )

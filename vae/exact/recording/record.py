@@ -84,6 +84,8 @@ class Recorder(TorchFunctionMode):
         rules: records a call, see :mod:`..rules`.
         attend: (query, key, value, scale) -> Tensor, for attention over the whole map.
         owned: weights that stay where they are while the recording lives.
+        place: of the rows among a map's dims, counted from the last one, which is 0: 1 for the rows of a picture, 2 for
+            the frames of a video.
 
     Attributes:
         materialised: names of the functions that were given real tensors, for the report.
@@ -98,9 +100,10 @@ class Recorder(TorchFunctionMode):
         rules: Callable[..., Any],
         attend: Callable[..., Tensor],
         owned: Iterable[Tensor] = (),
+        place: int = 1,
     ) -> None:
         super().__init__()
-        self.rules = rules
+        self.rules, self.place = rules, place
         self.owned = {_storage(tensor) for tensor in owned}
         self.made: list[int] = []
         self.materialise, self.write_into, self.attend = materialise, write_into, attend
@@ -108,9 +111,9 @@ class Recorder(TorchFunctionMode):
         self.materialised: list[str] = []
         self.pending: list[tuple[Node, Tensor]] = []
 
-    def leaf(self, tensor: Tensor, dim: int = -2) -> Recorded:
-        """A tensor that exists, as the start of a recording. Rows lie in ``dim``."""
-        dim %= tensor.ndim
+    def leaf(self, tensor: Tensor, dim: int | None = None) -> Recorded:
+        """A tensor that exists, as the start of a recording. Rows lie in ``dim``; None: where :attr:`place` says."""
+        dim = tensor.ndim - 1 - self.place if dim is None else dim % tensor.ndim
         rows = Rows(dim, tensor.shape[dim])
         return Recorded(Node(Held(tensor, dim), (), tensor.shape, tensor.dtype, tensor.device, rows), self)
 
@@ -121,14 +124,20 @@ class Recorder(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in ("zeros", "ones", "full"):
             return self.filled(function, name, args, kwargs)
-        if self.pending and name not in WITHOUT_READING and self.touches_pending((args, kwargs)):
+        if self.pending and not self._waits(name, args) and self.touches_pending((args, kwargs)):
             self.flush()
         return function(*args, **kwargs)
+
+    @staticmethod
+    def _waits(name: str, args: Any) -> bool:
+        """Whether a function neither reads what was deferred nor writes where it is going to be written: a copy of a
+        map is deferred too, and comes after it."""
+        return name in WITHOUT_READING or (name == "copy_" and len(args) > 1 and isinstance(args[1], Recorded))
 
     def filled(self, function: Callable[..., Tensor], name: str, args: Any, kwargs: dict[str, Any]) -> Tensor:
         """A tensor of one value: one as large as a map, as some modules pad with, is recorded instead of made."""
         likeness = function(*args, **{**kwargs, "device": "meta"})
-        if likeness.ndim < 4 or likeness.numel() < SMALLEST_FILLED or not likeness.is_floating_point():
+        if likeness.ndim < 3 + self.place or likeness.numel() < SMALLEST_FILLED or not likeness.is_floating_point():
             made = function(*args, **kwargs)
             self.made.append(made.nbytes)
             return made
@@ -136,7 +145,7 @@ class Recorder(TorchFunctionMode):
         if value is None:
             value = float(kwargs["fill_value"] if "fill_value" in kwargs else args[1])
         device = torch.device(kwargs.get("device") or torch.get_default_device())
-        dim = likeness.ndim - 2
+        dim = likeness.ndim - 1 - self.place
         leaf = Filled(tuple(likeness.shape), value, likeness.dtype, device, dim)
         return Recorded(Node(leaf, (), likeness.shape, likeness.dtype, device, Rows(dim, likeness.shape[dim])), self)
 
@@ -195,7 +204,12 @@ class Recorder(TorchFunctionMode):
 
     def rejoin(self, item: Any) -> Any:
         """A result that is as large as a map, as the start of a further recording."""
-        if is_plain(item) and item.ndim >= 4 and item.is_floating_point() and item.numel() >= SMALLEST_FILLED:
+        if (
+            is_plain(item)
+            and item.ndim >= 3 + self.place
+            and item.is_floating_point()
+            and item.numel() >= SMALLEST_FILLED
+        ):
             return self.leaf(item)
         return item
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 from ..operations.graph import Node, Rows
-from ..operations.regroup import Coarsen, Refine
+from ..operations.join import Join
+from ..operations.regroup import Coarsen, Refine, Relabel
 from ..recording.record import Recorded, Recorder, is_plain, tensors_in
 
 
@@ -23,9 +26,31 @@ def coarsened(node: Node, factor: int) -> Node:
     return Node(Coarsen(factor), (node,), node.shape, node.dtype, node.device, rows)
 
 
+def relabelled(node: Node, dim: int) -> Node:
+    """The only row of a map, which is all of it, as one along ``dim``; maps of several rows as they are."""
+    if node.rows.count != 1 or dim == node.rows.dim:
+        return node
+    return Node(Relabel(), (node,), node.shape, node.dtype, node.device, Rows(dim, 1, node.shape[dim]))
+
+
+def join(nodes: Sequence[Node]) -> Node | None:
+    """Maps one behind the other along the rows, which are counted one by one; None where they do not fit together."""
+    first, dim = nodes[0], nodes[0].rows.dim
+    if any(node.rows.dim != dim or (node.dtype, node.device) != (first.dtype, first.device) for node in nodes):
+        return None
+    ends = list(accumulate(node.rows.count for node in nodes))
+    shape = (*first.shape[:dim], ends[-1], *first.shape[dim + 1 :])
+    return Node(Join((0, *ends[:-1])), nodes, shape, first.dtype, first.device, Rows(dim, ends[-1]))
+
+
 def picture(node: Node) -> Node | None:
-    """``node`` with rows counted one by one, if they are the second to last dim."""
-    return single(node) if node.rows.dim == len(node.shape) - 2 and node.rows.dim >= 2 else None
+    """``node`` with rows counted one by one, if they are one of the dims behind the channels, but the last."""
+    return single(node) if 2 <= node.rows.dim <= len(node.shape) - 2 else None
+
+
+def place_of(node: Node) -> int:
+    """Of the rows among a map's dims, counted from the last one, which is 0."""
+    return len(node.shape) - 1 - node.rows.dim
 
 
 def same_rows(args: Any, kwargs: dict[str, Any]) -> bool:
@@ -59,13 +84,26 @@ def _joined(recorder: Recorder, node: Node, from_end: int, item: Any) -> Any:
 
 
 def aligned(recorder: Recorder, args: Any) -> Any:
-    """Maps whose rows were counted differently (a depth-to-space keeps them coarse) brought to the finest count."""
+    """Maps whose rows were counted differently (a depth-to-space keeps them coarse) brought to the finest count; those
+    of one row with it in the same place."""
     nodes = [item.node for item in tensors_in(args) if isinstance(item, Recorded)]
+    if len({len(node.shape) - node.rows.dim for node in nodes}) > 1:
+        most = max(nodes, key=lambda node: node.rows.count)
+        args = _relabelled(recorder, most.rows.dim - len(most.shape), args)
     finest = max(node.rows.count for node in nodes)
     if all(node.rows.count == finest for node in nodes):
         return args
 
     return _refined(recorder, finest, args)
+
+
+def _relabelled(recorder: Recorder, place: int, item: Any) -> Any:
+    if isinstance(item, (list, tuple)):
+        return type(item)(_relabelled(recorder, place, one) for one in item)
+    if not isinstance(item, Recorded) or len(item.shape) < -place:
+        return item
+    node = relabelled(item.node, place % len(item.shape))
+    return item if node is item.node else Recorded(node, recorder)
 
 
 def _refined(recorder: Recorder, finest: int, item: Any) -> Any:

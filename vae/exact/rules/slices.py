@@ -12,7 +12,7 @@ from ..operations.regroup import Crop
 from ..recording.probe import row_by_row, stand_in
 from ..recording.record import Recorded, Recorder
 from ..recording.value import CannotRecord
-from .alignment import single
+from .alignment import join, relabelled, single
 from .registry import Rule, rule
 from .shapes import shape, viewed
 
@@ -34,10 +34,10 @@ class Slice:
 
     def put_back(self, base: Node, part: Node) -> Node:
         """The base after a write to the slice."""
-        if self.dim == base.rows.dim:
-            raise CannotRecord("a write to some rows of a map")
         if self.start == 0 and self.stop == base.shape[self.dim]:
             return part
+        if self.dim == base.rows.dim:
+            return self._among_rows(single(base), part)
         if part.rows != base.rows:
             part, base = single(part), single(base)
             if part.rows != base.rows:
@@ -46,6 +46,19 @@ class Slice:
         if made is None:
             raise CannotRecord("a write to part of a map")
         return made
+
+    def _among_rows(self, base: Node, part: Node) -> Node:
+        """Some rows of a map, with others in their place."""
+        part = single(relabelled(part, self.dim))
+        if part.rows.dim != base.rows.dim:
+            raise CannotRecord("a write of a map whose rows lie elsewhere")
+        above, below = Slice(self.dim, 0, self.start), Slice(self.dim, self.stop, base.rows.count)
+        nodes = [above(base)] if self.start else []
+        nodes += [part, *([below(base)] if self.stop < base.rows.count else [])]
+        joined = join(nodes)
+        if joined is None:
+            raise CannotRecord("a write of a map in another dtype")
+        return joined
 
 
 def sliced(recorder: Recorder, base: Recorded, dim: int, start: int, stop: int) -> Any:
@@ -75,8 +88,8 @@ def _select(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: di
 
 
 def picked(recorder: Recorder, base: Any, dim: int, index: int) -> Any:
-    """One place along a dim, which goes; NotImplemented along the rows."""
-    if dim == base.node.rows.dim:
+    """One place along a dim, which goes; NotImplemented along the rows, unless another dim can be the row's."""
+    if dim == base.node.rows.dim and base.shape[0] != 1:
         return NotImplemented
     index %= base.shape[dim]
     part = sliced(recorder, base, dim, index, index + 1)
@@ -90,8 +103,6 @@ def _split(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dic
     pieces = function(stand_in(base.node), *args[1:], **kwargs)
     if name == "unbind":
         return tuple(picked(recorder, base, dim, index) for index in range(len(pieces)))
-    if dim == base.node.rows.dim:
-        return NotImplemented
     parts, start = [], 0
     for piece in pieces:
         parts.append(sliced(recorder, base, dim, start, start + piece.shape[dim]))

@@ -17,8 +17,10 @@ from ..operations.pad import Pad
 from ..operations.row_by_row import Coarser, Finer, Placeholder
 from ..recording.probe import stand_in
 from ..recording.record import Recorded, Recorder
-from .alignment import picture
+from .alignment import picture, place_of
 from .registry import Rule, rule
+from .rows import row_by_row_rule
+from .slices import Slice
 
 
 def per_dim(value: Any, count: int) -> tuple[int, ...] | None:
@@ -58,8 +60,8 @@ def _convolution(recorder: Recorder, function: Rule, name: str, args: Any, kwarg
     if min(sizes) < 1:
         return NotImplemented
     weight, bias = recorder.keep(weight), None if bias is None else recorder.keep(bias)
-    shape = (node.shape[0], weight.shape[0], *sizes)
-    rows = Rows(node.rows.dim, sizes[-2])
+    shape, axis = (node.shape[0], weight.shape[0], *sizes), node.rows.dim - 2
+    rows = Rows(node.rows.dim, sizes[axis])
     doubled = node.op if isinstance(node.op, Finer) and node.op.nearest else None
     plain = (tuple(weight.shape[2:]), steps, pads, gaps, groups) == ((3, 3), (1, 1), (1, 1), (1, 1), 1)
     # Adding taps rounds the sum: below float32 that would be a rounding that the host does not make.
@@ -67,18 +69,20 @@ def _convolution(recorder: Recorder, function: Rule, name: str, args: Any, kwarg
         op: Any = ConvolveUpsampled(weight, bias)
         return Recorded(Node(op, node.sources, shape, node.dtype, node.device, rows), recorder)
     call: Any = {"cudnn_convolution": _cudnn, "conv2d": functional.conv2d, "conv3d": _conv3d}[name]
-    if pads[-2]:
+    if pads[axis]:
         # Rows of zeros become part of the map, so that they lie in the line that the convolution reads.
-        node = _zero_rows(node, pads[-2])
-        pads = (*pads[:-2], 0, pads[-1])
-    op = Convolve(call, weight, bias, steps, pads, gaps, groups)
+        node = _zero_rows(node, pads[axis])
+        pads = (*pads[:axis], 0, *pads[axis + 1 :])
+    op = Convolve(call, weight, bias, steps, pads, gaps, groups, axis)
     return Recorded(Node(op, (node,), shape, node.dtype, node.device, rows), recorder)
 
 
 def _zero_rows(node: Node, rows: int) -> Node:
     shape = list(node.shape)
     shape[node.rows.dim] += 2 * rows
-    op = Pad((0, 0, rows, rows) + (0,) * (2 * len(shape) - 8), "constant", 0.0)
+    pads, place = [0] * (2 * len(shape) - 4), place_of(node)
+    pads[2 * place : 2 * place + 2] = rows, rows
+    op = Pad(tuple(pads), "constant", 0.0, place)
     return Node(op, (node,), shape, node.dtype, node.device, Rows(node.rows.dim, shape[node.rows.dim]))
 
 
@@ -117,6 +121,8 @@ def _cudnn(
 
 @rule("interpolate")
 def _interpolate(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    if args[0].node.rows.dim < 2:
+        return row_by_row_rule(recorder, function, args, kwargs)
     names = ("input", "size", "scale_factor", "mode")
     given = {"size": None, "scale_factor": None, "mode": "nearest"} | dict(zip(names, args)) | kwargs
     node = picture(args[0].node)
@@ -125,7 +131,7 @@ def _interpolate(recorder: Recorder, function: Rule, name: str, args: Any, kwarg
     spatial = len(node.shape) - 2
     if given["size"] is not None:
         size = per_dim(given["size"], spatial)
-        if size is None or len(size) != spatial or size[-2] % node.rows.count:
+        if size is None or len(size) != spatial or size[node.rows.dim - 2] % node.rows.count:
             return NotImplemented
         return _resized(recorder, node, size, given["mode"])
     scale = given["scale_factor"]
@@ -137,17 +143,18 @@ def _interpolate(recorder: Recorder, function: Rule, name: str, args: Any, kwarg
 
 def _resized(recorder: Recorder, node: Node, size: tuple[int, ...], mode: str) -> Any:
     """Resampling to a named size: a strip is resampled to its share of the rows."""
-    factor = size[-2] // node.rows.count
+    axis = node.rows.dim - 2
+    factor = size[axis] // node.rows.count
 
     def resize(x: Tensor) -> Tensor:
-        return functional.interpolate(x, size=(*size[:-2], x.shape[-2] * factor, size[-1]), mode=mode)
+        return functional.interpolate(x, size=(*size[:axis], x.shape[2 + axis] * factor, *size[axis + 1 :]), mode=mode)
 
-    return _finer(recorder, node, resize, (), {}, (1,) * (len(size) - 2) + (factor, 1))
+    return _finer(recorder, node, resize, (), {}, (1,) * axis + (factor,) + (1,) * (len(size) - axis - 1))
 
 
 def _finer(recorder: Recorder, node: Node, function: Rule, args: Any, kwargs: Any, factors: Sequence[Any]) -> Any:
     likeness = function(stand_in(node), *args, **kwargs)
-    factor = int(factors[-2])
+    factor = int(factors[node.rows.dim - 2])
     doubles = len(node.shape) == 4 and tuple(factors) == (2, 2)
     nearest = doubles and function is functional.interpolate
     op = Finer(function, (Placeholder(0), *args), kwargs, factor=factor, nearest=nearest)
@@ -159,7 +166,9 @@ def _finer(recorder: Recorder, node: Node, function: Rule, args: Any, kwargs: An
 def _pixel_shuffle(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     factor = kwargs.get("upscale_factor", args[1] if len(args) > 1 else None)
     node = picture(args[0].node)
-    if node is None:
+    if args[0].node.rows.dim < len(args[0].shape) - 3:
+        return row_by_row_rule(recorder, function, args, kwargs)
+    if node is None or place_of(node) != 1:
         return NotImplemented
     return _finer(recorder, node, functional.pixel_shuffle, (factor,), {}, (factor, factor))
 
@@ -167,6 +176,8 @@ def _pixel_shuffle(recorder: Recorder, function: Rule, name: str, args: Any, kwa
 @rule("pixel_unshuffle")
 def _pixel_unshuffle(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     factor = kwargs.get("downscale_factor", args[1] if len(args) > 1 else None)
+    if args[0].node.rows.dim < len(args[0].shape) - 3:
+        return row_by_row_rule(recorder, function, args, kwargs)
     return _coarser(recorder, functional.pixel_unshuffle, args[0].node, (factor,), factor)
 
 
@@ -181,7 +192,7 @@ def _pool(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict
     unusual = any(_scalar(value) != usual.get(key, value) for key, value in given.items())
     if unusual or (stride and _scalar(stride) != _scalar(kernel)):
         return NotImplemented
-    factor = kernel if isinstance(kernel, int) else kernel[-2]
+    factor = kernel if isinstance(kernel, int) else kernel[args[0].node.rows.dim - 2]
     return _coarser(recorder, getattr(functional, name), args[0].node, (kernel,), factor)
 
 
@@ -192,8 +203,10 @@ def _scalar(value: Any) -> Any:
 
 def _coarser(recorder: Recorder, function: Rule, node: Node, args: Any, factor: Any) -> Any:
     source = picture(node)
-    if source is None or source.rows.count % factor:
+    if source is None or source.rows.count < factor:
         return NotImplemented
+    if rest := source.rows.count % factor:  # rows that fill no window are left out
+        source = Slice(source.rows.dim, 0, source.rows.count - rest)(source)
     likeness = function(stand_in(source), *args)
     op = Coarser(function, (Placeholder(0), *args), {}, factor=factor)
     rows = Rows(source.rows.dim, source.rows.count // factor)
@@ -204,11 +217,14 @@ def _coarser(recorder: Recorder, function: Rule, node: Node, args: Any, factor: 
 def _pad(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     names = ("input", "pad", "mode", "value")
     given = {"mode": "constant", "value": None} | dict(zip(names, args)) | kwargs
-    node = picture(args[0].node)
     pads = tuple(given["pad"])
+    if args[0].node.rows.dim < len(args[0].shape) - len(pads) // 2:
+        return row_by_row_rule(recorder, function, args, kwargs)
+    node = picture(args[0].node)
     if node is None or given["mode"] not in ("constant", "replicate", "reflect") or min(pads) < 0:
         return NotImplemented
-    if given["mode"] == "reflect" and max(pads[2:4], default=0) >= node.rows.count:
+    place = place_of(node)
+    if given["mode"] == "reflect" and max(pads[2 * place : 2 * place + 2], default=0) >= node.rows.count:
         return NotImplemented
     if not any(pads):
         return args[0]
@@ -217,5 +233,5 @@ def _pad(recorder: Recorder, function: Rule, name: str, args: Any, kwargs: dict[
     for index in range(len(pads) // 2):
         shape[-1 - index] += pads[2 * index] + pads[2 * index + 1]
     rows = Rows(node.rows.dim, shape[node.rows.dim])
-    op = Pad(pads, given["mode"], given["value"])
+    op = Pad(pads, given["mode"], given["value"], place)
     return Recorded(Node(op, (node,), shape, node.dtype, node.device, rows), recorder)
