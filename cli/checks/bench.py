@@ -75,7 +75,7 @@ class Bench:
             convolutions = convolution_speed(self.device, self.vae_dtype, self.clock.wait)
         except RuntimeError:  # whatever it cannot do, it will be said where it is needed
             products = convolutions = 0.0
-        return choose(self.seconds, products, convolutions, free, self.dtype.itemsize)
+        return choose(self.seconds, products, convolutions, free, self.dtype.itemsize, generated.takes_narrow())
 
     @property
     def known_sizes(self) -> dict[str, Any] | None:

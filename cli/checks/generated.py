@@ -68,15 +68,15 @@ def empty_latent(size: ModelSize) -> Tensor:
 def vae_state(size: VAESize) -> dict[str, Tensor]:
     """The entries of an autoencoder of Stable Diffusion's kind, float32."""
     package = importlib.import_module("comfy.ldm.models.autoencoder")
-    # Older hosts give the decoder the encoder's width, whatever they find in a file.
-    narrow = {"decoder_ddconfig": DDCONFIG | {"ch": size.width}} if _takes_narrow(package) else {}
+    narrow = {"decoder_ddconfig": DDCONFIG | {"ch": size.width}} if takes_narrow() else {}
     with torch.device("meta"):
         module = package.AutoencoderKL(ddconfig=DDCONFIG, embed_dim=VAE_CHANNELS, **narrow)
     return _state(module, torch.float32)
 
 
-def _takes_narrow(package: Any) -> bool:
-    return "decoder_ddconfig" in inspect.getsource(package)
+def takes_narrow() -> bool:
+    """Whether this host builds a decoder of the width that it finds in a file; older ones give it the encoder's."""
+    return "decoder_ddconfig" in inspect.getsource(importlib.import_module("comfy.ldm.models.autoencoder"))
 
 
 def vae(state: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 # What a run does with a model, counted in the work of one step or of one decode; it is little but these two.
@@ -111,7 +111,9 @@ class Sizes:
         return asdict(self)
 
 
-def choose(seconds: float, products: float, convolutions: float, free: int, itemsize: int) -> Sizes:
+def choose(
+    seconds: float, products: float, convolutions: float, free: int, itemsize: int, narrow: bool = True
+) -> Sizes:
     """The largest that can be had in time and in memory.
 
     Args:
@@ -119,13 +121,15 @@ def choose(seconds: float, products: float, convolutions: float, free: int, item
         products, convolutions: operations per second of this device, as one waits for them.
         free: bytes of its memory.
         itemsize: bytes of a weight of the diffusion model.
+        narrow: whether the host builds a decoder narrower than its encoder; else all are as wide.
     """
     room = SHARE_OF_MEMORY * free
     model = _largest(
         MODELS,
         [STEPS * size.flops <= SHARE * seconds * products and size.memory(itemsize) <= room for size in MODELS],
     )
-    vae = _largest(VAES, [size.flops <= SHARE * seconds * convolutions and size.memory <= room for size in VAES])
+    vaes = VAES if narrow else tuple(dict.fromkeys(replace(size, width=FULL_WIDTH) for size in VAES))
+    vae = _largest(vaes, [size.flops <= SHARE * seconds * convolutions and size.memory <= room for size in vaes])
     return Sizes(model, vae)
 
 

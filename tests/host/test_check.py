@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from headroom.cli import check
-from headroom.cli.checks import attention, casting, offload, parts, probe, sizes, speed, vae
+from headroom.cli.checks import attention, casting, generated, offload, parts, probe, sizes, speed, vae
 from headroom.cli.checks.bench import Bench
 from headroom.cli.checks.clock import Clock, by_turns
 from headroom.cli.checks.machine import describe
@@ -28,7 +28,8 @@ from .conftest import ENVIRONMENT, ON_CARD
 
 pytestmark = pytest.mark.skipif(ON_CARD, reason="tests/emulator/test_check.py is about cards")
 PACK = Path(__file__).parents[2]
-MODEL, VAE = sizes.ModelSize(256, 1, 2, 128), sizes.VAESize(32, 128)
+MODEL = sizes.ModelSize(256, 1, 2, 128)
+VAE = sizes.VAESize(32 if generated.takes_narrow() else sizes.FULL_WIDTH, 128)
 OURS = ("auto", "sdpa", "sdpa_math", "sliced", "online")
 
 
@@ -98,8 +99,11 @@ class TestVAE:
         assert [row.outcome for row in rows[:1]] == [CheckOutcome.HELD]
         assert rows[0].numbers["db"] >= 100
         assert "strips in" in rows[0].text
-        assert rows[-1].outcome in (CheckOutcome.HELD, CheckOutcome.NOT_HERE)  # so small an encode takes less untiled
-        if way == "decode":
+        assert rows[-1].outcome in (
+            CheckOutcome.HELD,
+            CheckOutcome.NOT_HERE,
+        )  # so small and wide a one takes less untiled
+        if way == "decode" and generated.takes_narrow():
             numbers = rows[-1].numbers
             assert numbers["taken"] <= numbers["budget"] < numbers["untiled"]
 
@@ -358,6 +362,14 @@ class TestSizes:
         monkeypatch.undo()
         found = sizes.choose(seconds, speed, speed, free_gb * 2**30, 2)
         assert ((found.model.width, found.model.side), (found.vae.width, found.vae.side)) == (model, vae)
+
+    @pytest.mark.parametrize(("speed", "side"), [(2e13, 1024), (5e12, 512), (1e10, 128)])
+    def test_hosts_without_narrow_decoders_get_smaller_pictures(
+        self, speed: float, side: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.undo()
+        found = sizes.choose(150, speed, speed, 11 * 2**30, 2, narrow=False).vae
+        assert (found.width, found.side) == (sizes.FULL_WIDTH, side)
 
     @pytest.mark.parametrize("speed_of", [1e8, 1e11, 3e13])
     def test_the_speed_is_not_that_of_launches(self, speed_of: float, monkeypatch: pytest.MonkeyPatch) -> None:
