@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headroom.memory.units import format_bytes
-from headroom.tools.server.client import Client, Workflow
+from headroom.tools.server.client import NOTHING, Client, Workflow
 
 from .graphs import node, our_nodes
 from .in_page import DROP, LOOK_AT, RUN
@@ -86,7 +86,8 @@ def faces(page: Page, client: Client) -> Page:
     if our_nodes(client)["HeadroomFit"].get("has_intermediate_output"):
         ran(client, page.evaluate("app.graphToPrompt().then(({ output }) => output)"))
     else:
-        client.free()
+        client.post("/free", {"unload_models": True, "free_memory": True})
+        ran(client, NOTHING)  # the worker forgets before the next prompt
     assert page.evaluate(RUN) is None
     return page
 
