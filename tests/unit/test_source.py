@@ -173,6 +173,13 @@ def test_the_slice_names_tests_that_there_are() -> None:
             inside = {getattr(node, "name", ""): node for node in ast.iter_child_nodes(place)}
             assert name in inside, entry
             place = inside[name]
+    # Parameters too, which only pytest knows.
+    others, _ = suite.by_place(suite.fast_tests())
+    collected = subprocess.run(
+        [str(Path(sys.executable).with_name("pytest")), "-q", "--collect-only", "-p", "no:cacheprovider", *others],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert collected.returncode == 0, collected.stdout[-2000:] + collected.stderr[-2000:]
 
 
 def test_every_part_says_what_lives_there() -> None:
