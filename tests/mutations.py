@@ -1043,6 +1043,20 @@ VAES = (
         ),
     ),
     *_of(
+        "host/video/chunks.py",
+        "host/test_video.py",
+        (
+            "chunks: the first of Wan 2.2 is not told to be one",
+            'first = {} if self.done else {"first_chunk": True}',
+            "first: dict[str, bool] = {}",
+        ),
+        (
+            "chunks: the last of Wan 2.1 waits for one more",
+            '{"final": self.done == len(self.borders) - 1} if self.done else {}',
+            '{"final": False} if self.done else {}',
+        ),
+    ),
+    *_of(
         "host/vae/strips.py",
         "host/test_exact_vae.py host/test_low_memory_vae.py emulator/test_strips.py",
         (

@@ -14,8 +14,8 @@ from ..measure.questions import coding_question
 from ..measure.runs import Following, measured
 from .fallback import Fallback
 from .geometry import Geometry
-from .room import Room
-from .strips import NoRoom, NotExact, StripCoder
+from .room import NoRoom, NotExact, Room
+from .strips import StripCoder
 from .tiles import TileCoder
 
 T = TypeVar("T")

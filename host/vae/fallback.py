@@ -11,8 +11,7 @@ from ...vae.exact import DoesNotFit
 from ..core.compat import out_of_memory_kind
 from ..measure.runs import notice
 from .geometry import Geometry
-from .room import Room, gigabytes
-from .strips import NoRoom, NotExact
+from .room import NoRoom, NotExact, Room, gigabytes
 from .tiles import TileCoder
 
 

@@ -20,6 +20,22 @@ from ..core.device import GB, memory_budget
 HALVINGS = 3  # of a budget; each may cost a run that fails near its end
 
 
+class NotExact(Exception):
+    """The exact method cannot be had; the message says why."""
+
+
+class NoRoom(Exception):
+    """Memory ran out with the schedule that needs least.
+
+    Attributes:
+        least: bytes that it needs, weights not counted; infinite where memory ran out before anything was planned.
+    """
+
+    def __init__(self, least: float) -> None:
+        super().__init__("out of memory with the lowest strips")
+        self.least = least
+
+
 @dataclass
 class Room:
     """The budget of a VAE's work, and the host's memory manager behind it.

@@ -17,9 +17,11 @@ from ...memory.prediction import Prediction
 from ...memory.units import format_bytes
 from ...vae.exact import (
     CannotRecord,
+    ChunkedRun,
     DoesNotFit,
     ExactRun,
     FollowedRun,
+    PlannedChunks,
     PlannedRun,
     Report,
     Schedule,
@@ -29,28 +31,13 @@ from ...vae.exact import (
 from ...vae.exact.planning.card import figures_of
 from ..core.compat import is_out_of_memory
 from ..measure.runs import notice
+from ..video.chunks import Chunks, chunks_of
 from .attention import attend
 from .geometry import Geometry
 from .preview import PassPreview
-from .room import Room, Rungs, free_others, give_back
+from .room import NoRoom, NotExact, Room, Rungs, free_others, give_back
 
 Run = TypeVar("Run", bound=ExactRun)
-
-
-class NotExact(Exception):
-    """The exact method cannot be had; the message says why."""
-
-
-class NoRoom(Exception):
-    """Memory ran out with the schedule that needs least.
-
-    Attributes:
-        least: bytes that it needs, weights not counted; infinite where memory ran out before anything was planned.
-    """
-
-    def __init__(self, least: float) -> None:
-        super().__init__("out of memory with the lowest strips")
-        self.least = least
 
 
 class StripCoder:
@@ -88,7 +75,8 @@ class StripCoder:
         budget = self.room.for_work() - gathered
         one_video = x.ndim == 5 and x.shape[2] > 1 and min(x.shape[0], self.geometry.slice_step(x)) == 1
         rows = self.geometry.strip_rows()
-        return ExactPass(self.vae, budget, store, rows, row, self.room.make, gathered, one_video)
+        chunks = chunks_of(self.vae.first_stage_model, self.geometry.direction) if one_video else None
+        return ExactPass(self.vae, budget, store, rows, row, self.room.make, gathered, one_video, chunks)
 
     def gathered_bytes(self, x: Tensor) -> int:
         """Bytes that the results of all slices take on the VAE's device. A single slice's is counted by the engine."""
@@ -124,7 +112,8 @@ class ExactPass:
         load: has the host bring the weights, and free this many bytes beside them.
         gathered: bytes of all slices' results on the device, which the budget leaves out.
         has_frames: slices are videos of several frames, one each, which can be cut along these.
-        along: what strips are cut along, "rows" or "frames".
+        chunks: in which the host itself would run such a video, with a cache between them.
+        along: what strips are cut along: "rows" of all frames, or of a chunk's ("chunks"), or "frames".
         plans: what was planned for a shape, so that an equal slice need not be planned again.
         report: of the last slice that ran.
         planned: peak of the last schedule, whether or not memory sufficed.
@@ -138,6 +127,7 @@ class ExactPass:
     load: Callable[[float], None]
     gathered: int = 0
     has_frames: bool = False
+    chunks: type[Chunks] | None = None
     along: str = "rows"
     plans: dict[Any, Any] = field(default_factory=dict)
     report: Report | None = None
@@ -188,15 +178,16 @@ class ExactPass:
         return out
 
     def _turn_to_frames(self, call: Callable[[ExactRun], Tensor], error: DoesNotFit) -> None:
-        """Strips of rows hold a few rows of every frame, so that a long video has no room for them: cut along frames
-        from now on, if all of it can be followed so and fits.
+        """Strips of rows hold a few rows of every frame, so that a long video has no room for them: from now on in
+        chunks of frames, where the host has some, or cut along frames, if all of it can be followed so and fits.
 
         Raises:
-            DoesNotFit: neither fits; with the least of both, and what is gathered.
+            DoesNotFit: none fits; with the least of all, and what is gathered.
         """
         least = error.least
-        if self.has_frames and self.along == "rows":
-            self.along = "frames"
+        ways = ["chunks"] * (self.chunks is not None) + ["frames"]
+        for way in ways if self.has_frames and self.along == "rows" else ():
+            self.along = way
             try:
                 self._without_data(call, UnbrokenRun)
                 return
@@ -204,7 +195,7 @@ class ExactPass:
                 least = min(least, other.least)
             except NotExact:
                 pass
-            self.along = "rows"
+        self.along = "rows"
         raise DoesNotFit(least + self.gathered) from error
 
     def _climb_down(self, rungs: Rungs) -> None:
@@ -237,7 +228,7 @@ class ExactPass:
             The highest planned peak of the passes that were left out: a tracker that saw as much saw the highest. None
             where there are too many.
         """
-        return self._without_data(call, FollowedRun).left
+        return None if self.along == "chunks" else self._without_data(call, FollowedRun).left
 
     def _without_data(self, call: Callable[[ExactRun], Tensor], kind: type[Run]) -> Run:
         run: Run = self._prepared(self.budget, lambda done, out: None, kind)
@@ -255,11 +246,15 @@ class ExactPass:
         on_strip: Callable[[float, Tensor | None], None],
         kind: type[Run] = ExactRun,  # type: ignore[assignment]
     ) -> Run:
+        if self.along == "chunks":
+            assert self.chunks is not None
+            begin = partial(self.chunks, self.vae.first_stage_model)
+            kind = partial(PlannedChunks if issubclass(kind, PlannedRun) else ChunkedRun, begin)  # type: ignore
         return kind(
             budget,
             store=self.store,
             rows=self.rows if self.along == "rows" else 0,
-            along=self.along,
+            along="frames" if self.along == "frames" else "rows",
             out_device=self.vae.output_device,
             out_dtype=torch.float32,
             on_strip=on_strip,
@@ -281,11 +276,10 @@ class ExactPass:
         if report is None or not report.schedules:
             return
         schedule = max(report.schedules, key=lambda one: one.peak)
-        passes = sum(len(one.passes) for one in report.schedules)
         near = self.store is not None
         kind = "near-exact, float16 store" if near else "exact"
-        strips = "strips" if self.along == "rows" else "windows of frames"
-        yield f"{kind}: {report.strips} {strips} in {passes} passes, planned peak {format_bytes(report.peak)}"
+        strips = {"rows": "strips", "chunks": "strips of chunks of frames", "frames": "windows of frames"}[self.along]
+        yield f"{kind}: {report.strips} {strips} in {report.passes} passes, planned peak {format_bytes(report.peak)}"
         if schedule.choice.recomputed:
             yield f"{len(schedule.choice.recomputed)} maps computed again instead of stored"
         if report.host_peak:

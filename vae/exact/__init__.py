@@ -7,6 +7,7 @@ chosen (:mod:`.planning`), and the passes run strip by strip (:mod:`.running`). 
 Tiles that are blended are not here, but in :mod:`..feathered`.
 """
 
+from .chunked import ChunkedRun, PlannedChunks
 from .engine import DoesNotFit, ExactRun, Report
 from .planned import FollowedRun, PlannedRun, UnbrokenRun
 from .planning.schedule import Schedule
@@ -16,9 +17,11 @@ from .running.stores import StoreOverflow
 
 __all__ = [
     "CannotRecord",
+    "ChunkedRun",
     "DoesNotFit",
     "ExactRun",
     "FollowedRun",
+    "PlannedChunks",
     "PlannedRun",
     "Recorded",
     "Report",

@@ -7,6 +7,7 @@ import os
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -58,10 +59,12 @@ class Report:
     Attributes:
         schedules: one, and one more for each function that was given a whole map.
         materialised: names of those functions.
+        before: strips and passes of schedules that are no longer among them.
     """
 
     schedules: list[Schedule] = field(default_factory=list)
     materialised: list[str] = field(default_factory=list)
+    before: tuple[int, int] = (0, 0)
 
     @property
     def peak(self) -> int:
@@ -76,7 +79,21 @@ class Report:
     @property
     def strips(self) -> int:
         """Of all passes of all schedules."""
-        return sum(schedule.strips for schedule in self.schedules)
+        return self.before[0] + sum(schedule.strips for schedule in self.schedules)
+
+    @property
+    def passes(self) -> int:
+        """Of all schedules."""
+        return self.before[1] + sum(len(schedule.passes) for schedule in self.schedules)
+
+    def condense(self) -> None:
+        """Keeps of the schedules only those with the highest peaks: each holds a whole computation."""
+        strips, passes = self.strips, self.passes
+        highest = [max(self.schedules, key=attrgetter(peak), default=None) for peak in ("peak", "host_peak")]
+        self.schedules = [one for one in self.schedules if any(one is other for other in highest)]
+        self.before = (
+            strips - sum(one.strips for one in self.schedules), passes - sum(len(one.passes) for one in self.schedules)
+        )  # fmt: skip
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
@@ -228,9 +245,13 @@ class ExactRun:
         schedule, fits = search.run()
         self._explain(schedule)
         if not fits:
-            raise DoesNotFit(schedule.peak)
+            self._too_large(schedule)
         self.plans[key] = planner.remember(schedule.choice)
         return schedule
+
+    def _too_large(self, schedule: Schedule) -> None:
+        """The schedule that needs least does not fit."""
+        raise DoesNotFit(schedule.peak)
 
     def _explain(self, schedule: Schedule, is_new: bool = True) -> Schedule:
         self._explained.append(explanation(schedule, self.budget))

@@ -1,0 +1,76 @@
+"""Videos in the host's own chunks: the same frames, in memory that does not grow with them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from headroom.host.prediction.stages import own_card
+from headroom.host.prediction.vae import Coding, predict_coding
+from headroom.host.video.chunks import Chunks, chunks_of
+from headroom.vae import Direction
+from headroom.vae.exact import ChunkedRun, PlannedChunks
+
+from .autoencoders import AUTOENCODERS
+from .families import psnr
+from .test_exact_vae import decoded, exact, last_lines, last_row, least_gb
+
+NAMES = ["wan21", "wan22"]
+WAYS = {"decode": Direction.DECODE, "encode": Direction.ENCODE}
+
+
+def chunks(name: str, way: str) -> type[Chunks]:
+    found = chunks_of(AUTOENCODERS[name].load().first_stage_model, WAYS[way])
+    assert found is not None
+    return found
+
+
+def given(name: str, way: str, cells: int) -> tuple[Any, Tensor]:
+    """The module's own method, and what it takes."""
+    kind, vae = AUTOENCODERS[name], AUTOENCODERS[name].load()
+    x = kind.latent(4, 5, cells_in_time=cells)
+    if way == "encode":
+        x = kind.pixels(4 * kind.shrink, 5 * kind.shrink, kind.frames(cells)).movedim(-1, 0)[None] * 2 - 1
+    return getattr(vae.first_stage_model, way), x.to(vae.vae_dtype)
+
+
+@pytest.mark.parametrize("cells", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_frames_of_the_hosts_own_loop(name: str, way: str, cells: int) -> None:
+    work, x = given(name, way, cells)
+    begun = lambda frames: chunks(name, way)(work.__self__, frames)  # noqa: E731
+    result = ChunkedRun(begun, rows=1).run(work, x)
+    assert result.shape == work(x).shape
+    assert psnr(result, work(x)) >= 120
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_planned_grows_by_the_frames_alone(name: str, way: str) -> None:
+    """By those that go in or come out."""
+    peaks, whole = [], []
+    for cells in (6, 24):
+        work, x = given(name, way, cells)
+        begun = lambda frames: chunks(name, way)(work.__self__, frames)  # noqa: B023, E731
+        run = PlannedChunks(begun, 0)
+        with pytest.raises(Exception, match="least possible"):
+            run.run(work, x)
+        run = PlannedChunks(begun)
+        whole.append(run.run(work, x).nbytes)
+        peaks.append(run.report.peak)
+    assert peaks[1] - peaks[0] == whole[1] - whole[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_video_whose_rows_do_not_fit(name: str) -> None:
+    x = AUTOENCODERS[name].latent(4, 6, cells_in_time=9)
+    vae = exact(name, tile_size=0, vram_budget_gb=least_gb(name, x))
+    assert psnr(decoded(vae, x), decoded(AUTOENCODERS[name].load(), x)) >= 120
+    assert re.search("(chunks|windows) of frames in ", last_lines())
+    assert last_row().notices == []
+    found = predict_coding(Coding(vae, x), own_card(vae.device))
+    assert found.prediction.activations == last_row().predicted.activations

@@ -1,0 +1,174 @@
+"""Exact execution of a video autoencoder that brings a cache of its own from one chunk of frames to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .engine import DoesNotFit, ExactRun
+from .operations.graph import Node
+from .operations.leaves import Held
+from .planned import PlannedRun
+from .planning.schedule import Schedule
+from .recording.record import Recorded
+from .recording.value import CannotRecord, Value
+
+# The first chunk finds no cache, the second a short one; Wan 2.1's encoder takes two of these for a latent frame.
+ALIKE = 5
+LAST = 3  # plans that :meth:`ChunkedRun.explain` tells of
+
+
+class ChunkByChunk(Protocol):
+    """A video's way through a module, chunk by chunk.
+
+    Attributes:
+        borders: first frame and end of each chunk.
+        given: frames of the whole result.
+    """
+
+    @property
+    def borders(self) -> Sequence[tuple[int, int]]: ...
+
+    @property
+    def given(self) -> int: ...
+
+    def step(self, x: Any) -> Sequence[Tensor]:
+        """The next chunk (1, C, t, H, W): the frames that it gives, in one or more pieces; none yet, sometimes."""
+
+
+class ChunkedRun(ExactRun):
+    """An :class:`ExactRun` of chunk after chunk, each of them in strips of rows.
+
+    What the module keeps of a chunk for the next one, whichever way it keeps it, is computed with the chunk and lies on
+    the device until the chunk after that is done: two of each, whatever the number of chunks.
+
+    Args:
+        begin: (frames of the input) -> a new :class:`ChunkByChunk`.
+        others: of :class:`ExactRun`.
+
+    Attributes:
+        share: of the whole work, where the present chunk begins and ends; what :attr:`on_strip` is told is within it.
+    """
+
+    share: tuple[float, float] = (0.0, 1.0)
+    most: int | None = None  # chunks that are run; None = all
+    so_far: Tensor | None = None  # the result, with zeros where it is not there yet
+    _kept: Sequence[Tensor] = ()
+
+    def __init__(self, begin: Callable[[int], ChunkByChunk], *others: Any, **named: Any) -> None:
+        super().__init__(*others, **named)
+        self.begin = begin
+
+    def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """All chunks of a video (1, C, T, H, W); the module's own loop over them is not run."""
+        chunks = self.begin(x.shape[2])
+        borders = chunks.borders[: self.most]
+        self.so_far = None
+        given = 0
+        for number, (start, stop) in enumerate(borders):
+            self.share = (number / len(borders), (number + 1) / len(borders))
+            for piece in self.chunk(chunks.step, x[:, :, start:stop]):
+                if self.so_far is None:
+                    self.so_far = piece.new_zeros((*piece.shape[:2], chunks.given, *piece.shape[3:]))
+                    if self.so_far.device.type == x.device.type:
+                        self.beside = [*self.beside, self.so_far.nbytes]
+                self.so_far[:, :, given : given + piece.shape[2]] = piece
+                given += piece.shape[2]
+                del piece
+        whole, self.so_far = self.so_far, None
+        assert whole is not None, "a video has a first frame"
+        self.close()
+        return whole
+
+    def chunk(self, step: Callable[[Any], Sequence[Tensor]], x: Tensor) -> list[Tensor]:
+        """One chunk.
+
+        Args:
+            step: calls the module with the chunk, (B, C, t, H, W), and returns its results.
+            x: the chunk, on the device.
+
+        Returns:
+            The results, in :attr:`out_dtype` on :attr:`out_device`.
+
+        Raises:
+            DoesNotFit, CannotRecord, StoreOverflow: as :meth:`run`.
+        """
+        given, self.beside = self.beside, [*self.beside, *(kept.nbytes for kept in self._kept)]
+        try:
+            outs = self._chunk(step, x)
+        finally:
+            self.beside = given
+        self.recorder.made.clear()
+        self.remains.clear()
+        return outs
+
+    def _chunk(self, step: Callable[[Any], Sequence[Tensor]], x: Tensor) -> list[Tensor]:
+        with self.recorder:
+            nodes = _nodes(step(self.recorder.leaf(x)))
+            self.recorder.flush()
+        alive = list(self.recorder.live)
+        keep = {recorded.node: None for recorded in alive if not recorded.node.op.is_tensor}
+        kept = {node: node.empty(node.rows.count) for node in keep}
+        outs = [self._result(node) for node in nodes]
+        # A chunk may keep what it returns: written to both.
+        self._execute([*zip(nodes, outs), *kept.items()], allocated=True)
+        self.report.condense()
+        del self._explained[:-LAST]
+        for recorded in alive:
+            node = recorded.node
+            if node in kept:
+                recorded.value = Value(_held(node, kept[node]))  # not as a view of the chunk, which is to go
+        self._kept = [tensor for recorded in alive if (tensor := recorded.node.op.whole(recorded.node)) is not None]
+        return outs
+
+    def _result(self, node: Node) -> Tensor:
+        return torch.zeros(node.shape, dtype=self.out_dtype or node.dtype, device=self.out_device or node.device)
+
+    def _progress(self, *args: Any) -> Callable[[int], None]:
+        begin, end = self.share
+        tell = self.on_strip
+
+        def within(share: float, out: Tensor | None) -> None:
+            tell(begin + (end - begin) * share, self.so_far)
+
+        self.on_strip = within
+        try:
+            before_strip = super()._progress(*args)
+        finally:
+            self.on_strip = tell
+        return before_strip
+
+    def close(self) -> None:
+        super().close()
+        self._kept = ()
+
+
+class PlannedChunks(PlannedRun, ChunkedRun):
+    """A :class:`ChunkedRun` that plans the first chunks, after which they are alike, and does not run."""
+
+    most = ALIKE
+    least = 0  # bytes of the chunk that needs most, where that is more than the budget
+
+    def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        out = super().run(module, x, *args, **kwargs)
+        if self.least:
+            raise DoesNotFit(self.least)
+        return out
+
+    def _too_large(self, schedule: Schedule) -> None:
+        self.least = max(self.least, schedule.peak)
+
+
+def _nodes(results: Sequence[Tensor]) -> list[Node]:
+    """Of recorded results; apart from where they are read, so that these die before the chunk is planned."""
+    for result in results:
+        if not isinstance(result, Recorded):
+            raise CannotRecord("a chunk's result is not of its frames")
+    return [result.node for result in results]  # type: ignore[attr-defined]
+
+
+def _held(node: Node, tensor: Tensor) -> Node:
+    return Node(Held(tensor, node.rows.dim, node.rows.unit), (), node.shape, node.dtype, node.device, node.rows)
