@@ -10,8 +10,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 FINE, SENTENCE, THEIRS, STOPPED = "fine", "sentence", "the host's", "stopped"
+LONG = "long work, cancelled"
 RAW, HANG, DEATH, DIFFERENT, LEFT, OUTSIDE = "raw error", "hang", "death", "different result", "left behind", "outside"
-GOOD = (FINE, SENTENCE, THEIRS, STOPPED)
+GOOD = (FINE, SENTENCE, THEIRS, STOPPED, LONG)
 BAD = (RAW, HANG, DEATH, DIFFERENT, LEFT, OUTSIDE)
 
 

@@ -12,7 +12,7 @@ from headroom.tools.server.client import Client, PromptInterrupted, Workflow
 
 from .cases import DIFFERENT, FINE, HANG, RAW, STOPPED, Found
 from .mutate import MOST_WORK, mutated, work
-from .stand import LONGEST, Stand, api_graphs
+from .stand import LONGEST, Stand, api_graphs, waited
 
 
 class Prompts:
@@ -184,17 +184,6 @@ def results(client: Client, workflow: Workflow) -> dict[str, str]:
 def _data(file: bytes, kind: str) -> bytes:
     """Of a latent its tensors: the header in front of them names the prompt."""
     return file if kind == "images" else file[8 + int.from_bytes(file[:8], "little") :]
-
-
-def waited(client: Client) -> float:
-    """Seconds until nothing runs."""
-    started = time.monotonic()
-    while time.monotonic() - started < 2 * LONGEST:
-        queue = client.get("/queue")
-        if not queue["queue_running"] and not queue["queue_pending"]:
-            break
-        time.sleep(0.02)
-    return time.monotonic() - started
 
 
 PARTS = (Prompts, Interrupts, Soak, Clients)

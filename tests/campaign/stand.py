@@ -18,9 +18,10 @@ from headroom.tools.server.client import Client, ClientError, PromptFailed, Prom
 from headroom.tools.server.server import PACK_FOLDER, Server
 from headroom.tools.setup.environment import PACK, Environment
 
-from .cases import DEATH, FINE, HANG, RAW, SENTENCE, STOPPED, THEIRS, Found
+from .cases import DEATH, FINE, HANG, LONG, RAW, SENTENCE, STOPPED, THEIRS, Found
 
 LONGEST = 30.0  # seconds that a small prompt may take
+SOON = 5.0  # seconds in which a cancel ends it, on a busy machine
 # What an error is called whose message is written for people: our own kinds are of this pack's modules.
 WRITTEN = ("ValueError", "OutOfMemoryError", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
 OURS = "Headroom"
@@ -131,11 +132,23 @@ class Stand:
         except PromptFailed as error:
             return Found(*judged(error))
         except TimeoutError as error:
-            time.sleep(1)
-            return Found(HANG, "", str(error))
+            # Forty pictures take their time; a hang is what a cancel, which the client sends, does not end.
+            idle = waited(self.client)
+            return Found(LONG if idle < SOON else HANG, "", f"{error} Idle {idle:.1f} s after a cancel.")
         except ClientError as error:
             return Found(STOPPED if self.is_alive() else DEATH, "", str(error))
         return Found(FINE, "")
+
+
+def waited(client: Client) -> float:
+    """Seconds until nothing runs."""
+    started = time.monotonic()
+    while time.monotonic() - started < 2 * LONGEST:
+        queue = client.get("/queue")
+        if not queue["queue_running"] and not queue["queue_pending"]:
+            break
+        time.sleep(0.02)
+    return time.monotonic() - started
 
 
 def judged(error: PromptFailed) -> tuple[str, str, str]:
