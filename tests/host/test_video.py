@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import pytest
@@ -42,10 +43,23 @@ def given(name: str, way: str, cells: int) -> tuple[Any, Tensor]:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_frames_of_the_hosts_own_loop(name: str, way: str, cells: int) -> None:
     work, x = given(name, way, cells)
-    begun = lambda frames: chunks(name, way)(work.__self__, frames)  # noqa: E731
+    begun = partial(chunks(name, way), work.__self__)
     result = ChunkedRun(begun, rows=1).run(work, x)
     assert result.shape == work(x).shape
     assert psnr(result, work(x)) >= 120
+
+
+def test_progress_runs_once_from_nothing_to_all() -> None:
+    """With the frames so far, in the result's full size."""
+    work, x = given("wan21", "decode", 4)
+    told: list[tuple[float, Any]] = []
+    begun = partial(chunks("wan21", "decode"), work.__self__)
+    result = ChunkedRun(begun, rows=8, on_strip=lambda share, out: told.append((share, out))).run(work, x)
+    shares = [share for share, _ in told]
+    assert shares == sorted(shares)
+    assert shares[0] == 0
+    assert 0.9 < shares[-1] < 1
+    assert {out.shape for _, out in told if out is not None} == {result.shape}
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -55,7 +69,7 @@ def test_what_is_planned_grows_by_the_frames_alone(name: str, way: str) -> None:
     peaks, whole = [], []
     for cells in (6, 24):
         work, x = given(name, way, cells)
-        begun = lambda frames: chunks(name, way)(work.__self__, frames)  # noqa: B023, E731
+        begun = partial(chunks(name, way), work.__self__)
         run = PlannedChunks(begun, 0)
         with pytest.raises(Exception, match="least possible"):
             run.run(work, x)

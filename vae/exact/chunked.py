@@ -55,6 +55,7 @@ class ChunkedRun(ExactRun):
 
     share: tuple[float, float] = (0.0, 1.0)
     most: int | None = None  # chunks that are run; None = all
+    told = 0.0  # share of the work that was told of last
     so_far: Tensor | None = None  # the result, with zeros where it is not there yet
     _kept: Sequence[Tensor] = ()
 
@@ -66,7 +67,7 @@ class ChunkedRun(ExactRun):
         """All chunks of a video (1, C, T, H, W); the module's own loop over them is not run."""
         chunks = self.begin(x.shape[2])
         borders = chunks.borders[: self.most]
-        self.so_far = None
+        self.so_far, self.told = None, 0.0
         given = 0
         for number, (start, stop) in enumerate(borders):
             self.share = (number / len(borders), (number + 1) / len(borders))
@@ -127,19 +128,11 @@ class ChunkedRun(ExactRun):
     def _result(self, node: Node) -> Tensor:
         return torch.zeros(node.shape, dtype=self.out_dtype or node.dtype, device=self.out_device or node.device)
 
-    def _progress(self, *args: Any) -> Callable[[int], None]:
+    def _tell(self, share: float, out: Tensor | None) -> None:
         begin, end = self.share
-        tell = self.on_strip
-
-        def within(share: float, out: Tensor | None) -> None:
-            tell(begin + (end - begin) * share, self.so_far)
-
-        self.on_strip = within
-        try:
-            before_strip = super()._progress(*args)
-        finally:
-            self.on_strip = tell
-        return before_strip
+        # A chunk in which something asks for a whole map begins anew.
+        self.told = max(self.told, begin + (end - begin) * share)
+        super()._tell(self.told, self.so_far)
 
     def close(self) -> None:
         super().close()

@@ -280,6 +280,10 @@ class ExactRun:
         def before_strip(number: int) -> None:
             if pairs[0][0].device.type == "cpu" and number % STRIPS_BETWEEN_TRIMS == 0:
                 give_back_free_pages()
-            self.on_strip((done + of_strip * number) / max(1.0, schedule.flops), out)
+            self._tell((done + of_strip * number) / max(1.0, schedule.flops), out)
 
         return before_strip
+
+    def _tell(self, share: float, out: Tensor | None) -> None:
+        """How much of a module's work is done, and its result so far."""
+        self.on_strip(share, out)
