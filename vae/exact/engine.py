@@ -246,6 +246,7 @@ class ExactRun:
         self._explain(schedule)
         if not fits:
             self._too_large(schedule)
+            return schedule  # and not remembered: a later run would take it for one that fits
         self.plans[key] = planner.remember(schedule.choice)
         return schedule
 
