@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from headroom.host.prediction.stages import own_card
@@ -47,6 +48,40 @@ def test_the_frames_of_the_hosts_own_loop(name: str, way: str, cells: int) -> No
     result = ChunkedRun(begun, rows=1).run(work, x)
     assert result.shape == work(x).shape
     assert psnr(result, work(x)) >= 120
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_are_handed_on_as_they_are_done(name: str, way: str) -> None:
+    """The same frames, in pieces that are no larger for a longer video."""
+    most = []
+    for cells in (3, 5):
+        work, x = given(name, way, cells)
+        begun = partial(chunks(name, way), work.__self__)
+        taken: list[Tensor] = []
+        ChunkedRun(begun, rows=2).stream(taken.append, work, x)
+        assert torch.equal(torch.cat(taken, 2), ChunkedRun(begun, rows=2).run(work, x))
+        most.append(max(piece.shape[2] for piece in taken))
+    assert most[0] == most[1]
+
+
+def test_what_is_planned_for_frames_that_are_handed_on_does_not_grow() -> None:
+    """With the input in host memory, brought chunk by chunk, nothing on the device is of the video's length."""
+    peaks = []
+    for cells in (6, 24):
+        work, x = given("wan21", "decode", cells)
+        run = PlannedChunks(partial(chunks("wan21", "decode"), work.__self__))
+        brought: list[int] = []
+
+        def bring(part: Tensor) -> Tensor:
+            brought.append(part.shape[2])  # noqa: B023
+            return part.clone()
+
+        run.bring = bring
+        run.stream(lambda frames: None, work, x)
+        peaks.append(run.report.peak)
+        assert max(brought) == 2
+    assert peaks[0] == peaks[1]
 
 
 def test_progress_runs_once_from_nothing_to_all() -> None:

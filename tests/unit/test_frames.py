@@ -203,6 +203,28 @@ def test_memory_does_not_grow_with_the_frames(name: str) -> None:
     assert beyond(96) <= 1.02 * beyond(24)
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_handed_on_window_by_window(name: str) -> None:
+    """The same frames, each once and in order, and where strips follow the module no more of them at a time."""
+    module, x = made(name), video(9)
+    run, taken = ExactRun(rows=2, along="frames"), []
+    run.stream(lambda frames: taken.append(frames.clone()), module, x)
+    expected = ExactRun(rows=2, along="frames").run(module, x)
+    assert torch.equal(torch.cat(taken, 2), expected)
+    assert max(frames.shape[2] for frames in taken) < expected.shape[2]
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if name not in ("centred, norm", "over time")])
+def test_memory_of_what_is_handed_on_does_not_grow_at_all(name: str) -> None:
+    module = made(name)
+
+    def taken(frames: int) -> int:
+        x = video(frames)
+        return peak_bytes(lambda: ExactRun(rows=2, along="frames").stream(lambda rows: None, module, x))
+
+    assert taken(96) <= 1.02 * taken(24)
+
+
 def test_what_needs_a_whole_map_is_known_before_any_work() -> None:
     worked = []
 

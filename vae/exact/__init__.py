@@ -7,12 +7,13 @@ chosen (:mod:`.planning`), and the passes run strip by strip (:mod:`.running`). 
 Tiles that are blended are not here, but in :mod:`..feathered`.
 """
 
-from .chunked import ChunkedRun, PlannedChunks
-from .engine import DoesNotFit, ExactRun, Report
+from .chunked import ChunkedRun, FollowedChunks, PlannedChunks
+from .engine import DoesNotFit, ExactRun
 from .planned import FollowedRun, PlannedRun, UnbrokenRun
 from .planning.schedule import Schedule
 from .recording.record import Recorded
 from .recording.value import CannotRecord
+from .report import Report
 from .running.stores import StoreOverflow
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "ChunkedRun",
     "DoesNotFit",
     "ExactRun",
+    "FollowedChunks",
     "FollowedRun",
     "PlannedChunks",
     "PlannedRun",

@@ -11,7 +11,7 @@ from torch import Tensor
 from .engine import DoesNotFit, ExactRun
 from .operations.graph import Node
 from .operations.leaves import Held
-from .planned import PlannedRun
+from .planned import FollowedRun, PlannedRun
 from .planning.schedule import Schedule
 from .recording.record import Recorded
 from .recording.value import CannotRecord, Value
@@ -50,39 +50,56 @@ class ChunkedRun(ExactRun):
         others: of :class:`ExactRun`.
 
     Attributes:
+        bring: a chunk of the input to the device.
         share: of the whole work, where the present chunk begins and ends; what :attr:`on_strip` is told is within it.
     """
 
     share: tuple[float, float] = (0.0, 1.0)
     most: int | None = None  # chunks that are run; None = all
     told = 0.0  # share of the work that was told of last
+    given = 0  # frames of the whole result
     so_far: Tensor | None = None  # the result, with zeros where it is not there yet
     _kept: Sequence[Tensor] = ()
 
     def __init__(self, begin: Callable[[int], ChunkByChunk], *others: Any, **named: Any) -> None:
         super().__init__(*others, **named)
         self.begin = begin
+        self.bring: Callable[[Tensor], Tensor] = lambda x: x
 
     def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """All chunks of a video (1, C, T, H, W); the module's own loop over them is not run."""
-        chunks = self.begin(x.shape[2])
-        borders = chunks.borders[: self.most]
-        self.so_far, self.told = None, 0.0
-        given = 0
-        for number, (start, stop) in enumerate(borders):
-            self.share = (number / len(borders), (number + 1) / len(borders))
-            for piece in self.chunk(chunks.step, x[:, :, start:stop]):
-                if self.so_far is None:
-                    self.so_far = piece.new_zeros((*piece.shape[:2], chunks.given, *piece.shape[3:]))
-                    if self.so_far.device.type == x.device.type:
-                        self.beside = [*self.beside, self.so_far.nbytes]
-                self.so_far[:, :, given : given + piece.shape[2]] = piece
-                given += piece.shape[2]
-                del piece
+        self.so_far = None
+        done = 0
+
+        def gather(piece: Tensor) -> None:
+            nonlocal done
+            if self.so_far is None:
+                self.so_far = piece.new_zeros((*piece.shape[:2], self.given, *piece.shape[3:]))
+                if self.so_far.device.type == x.device.type:
+                    self.beside = [*self.beside, self.so_far.nbytes]
+            self.so_far[:, :, done : done + piece.shape[2]] = piece
+            done += piece.shape[2]
+
+        self._each(gather, x)
         whole, self.so_far = self.so_far, None
         assert whole is not None, "a video has a first frame"
         self.close()
         return whole
+
+    def stream(self, take: Callable[[Tensor], None], module: Callable[..., Any], x: Tensor, **kwargs: Any) -> None:
+        """As :meth:`run`, with the frames of each chunk handed on, in :attr:`out_dtype` on :attr:`out_device`."""
+        self._each(take, x)
+        self.close()
+
+    def _each(self, take: Callable[[Tensor], None], x: Tensor) -> None:
+        chunks = self.begin(x.shape[2])
+        borders = chunks.borders[: self.most]
+        self.given, self.told = chunks.given, 0.0
+        for number, (start, stop) in enumerate(borders):
+            self.share = (number / len(borders), (number + 1) / len(borders))
+            pieces = self.chunk(chunks.step, self.bring(x[:, :, start:stop]))
+            while pieces:
+                take(pieces.pop(0))
 
     def chunk(self, step: Callable[[Any], Sequence[Tensor]], x: Tensor) -> list[Tensor]:
         """One chunk.
@@ -145,14 +162,19 @@ class PlannedChunks(PlannedRun, ChunkedRun):
     most = ALIKE
     least = 0  # bytes of the chunk that needs most, where that is more than the budget
 
-    def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        out = super().run(module, x, *args, **kwargs)
+    def _each(self, take: Callable[[Tensor], None], x: Tensor) -> None:
+        super()._each(take, x)
         if self.least:
             raise DoesNotFit(self.least)
-        return out
 
     def _too_large(self, schedule: Schedule) -> None:
         self.least = max(self.least, schedule.peak)
+
+
+class FollowedChunks(FollowedRun, ChunkedRun):
+    """A :class:`FollowedRun` of the first chunks, after which they are alike."""
+
+    most = ALIKE
 
 
 def _nodes(results: Sequence[Tensor]) -> list[Node]:

@@ -6,8 +6,6 @@ import logging
 import os
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any
 
 import torch
@@ -25,8 +23,9 @@ from .planning.schedule import Schedule, flops_of
 from .planning.search import Search
 from .recording.record import Recorded, Recorder
 from .recording.value import CannotRecord
+from .report import Report
 from .rules import apply
-from .runner import PassRunner, Remains
+from .runner import PassRunner, Remains, Target
 from .running.heap import give_back_free_pages
 
 log = logging.getLogger(__name__)
@@ -50,50 +49,6 @@ class DoesNotFit(Exception):
     def __init__(self, least: int) -> None:
         super().__init__(f"the least possible is {least} bytes")
         self.least = least
-
-
-@dataclass
-class Report:
-    """What a run did.
-
-    Attributes:
-        schedules: one, and one more for each function that was given a whole map.
-        materialised: names of those functions.
-        before: strips and passes of schedules that are no longer among them.
-    """
-
-    schedules: list[Schedule] = field(default_factory=list)
-    materialised: list[str] = field(default_factory=list)
-    before: tuple[int, int] = (0, 0)
-
-    @property
-    def peak(self) -> int:
-        """Bytes planned on the device."""
-        return max((schedule.peak for schedule in self.schedules), default=0)
-
-    @property
-    def host_peak(self) -> int:
-        """Bytes planned in host memory."""
-        return max((schedule.host_peak for schedule in self.schedules), default=0)
-
-    @property
-    def strips(self) -> int:
-        """Of all passes of all schedules."""
-        return self.before[0] + sum(schedule.strips for schedule in self.schedules)
-
-    @property
-    def passes(self) -> int:
-        """Of all schedules."""
-        return self.before[1] + sum(len(schedule.passes) for schedule in self.schedules)
-
-    def condense(self) -> None:
-        """Keeps of the schedules only those with the highest peaks: each holds a whole computation."""
-        strips, passes = self.strips, self.passes
-        highest = [max(self.schedules, key=attrgetter(peak), default=None) for peak in ("peak", "host_peak")]
-        self.schedules = [one for one in self.schedules if any(one is other for other in highest)]
-        self.before = (
-            strips - sum(one.strips for one in self.schedules), passes - sum(len(one.passes) for one in self.schedules)
-        )  # fmt: skip
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
@@ -172,6 +127,31 @@ class ExactRun:
             CannotRecord: the module does something that strips cannot follow.
             StoreOverflow: a value too large for the narrower store.
         """
+        node = self._record(module, x, *args, **kwargs)
+        if isinstance(node, Tensor):
+            return node if self.out_dtype is None else node.to(self.out_device, self.out_dtype)
+        # Zeros, and not uninitialised: the picture so far is shown while it is made.
+        dtype, device = self.out_dtype or node.dtype, self.out_device or node.device
+        out = torch.zeros(node.shape, dtype=dtype, device=node.device if self._gathers(node, device) else device)
+        self._execute([(node, out)], allocated=True)
+        self.close()
+        return out.to(device)
+
+    def stream(self, take: Callable[[Tensor], None], module: Callable[..., Any], x: Tensor, **kwargs: Any) -> None:
+        """As :meth:`run`, with the result handed on strip by strip and kept nowhere.
+
+        Args:
+            take: the next strip of the result, on the device; it is to be copied before this returns.
+        """
+        node = self._record(module, x, **kwargs)
+        if isinstance(node, Tensor):
+            take(node)
+        else:
+            self._execute([(node, lambda first, rows, own: take(rows))], allocated=True)
+        self.close()
+
+    def _record(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Node | Tensor:
+        """The result of a module, not yet computed; a tensor, where the module came to one."""
         with self.recorder:
             result = module(self.recorder.leaf(x), *args, **kwargs)
             if not isinstance(result, Tensor):
@@ -179,16 +159,9 @@ class ExactRun:
             self.recorder.flush()
         self.report.materialised = self.recorder.materialised
         if not isinstance(result, Recorded):
-            return result if self.out_dtype is None else result.to(self.out_device, self.out_dtype)
-        node = result.node
+            return result
         self.recorder.live.clear()
-        del result
-        # Zeros, and not uninitialised: the picture so far is shown while it is made.
-        dtype, device = self.out_dtype or node.dtype, self.out_device or node.device
-        out = torch.zeros(node.shape, dtype=dtype, device=node.device if self._gathers(node, device) else device)
-        self._execute([(node, out)], allocated=True)
-        self.close()
-        return out.to(device)
+        return result.node
 
     @staticmethod
     def _gathers(node: Node, device: torch.device) -> bool:
@@ -221,14 +194,17 @@ class ExactRun:
     def _write_into(self, pairs: Sequence[tuple[Node, Tensor]]) -> None:
         self._execute(pairs, allocated=False)
 
-    def _execute(self, pairs: Sequence[tuple[Node, Tensor]], allocated: bool) -> None:
+    def _execute(self, pairs: Sequence[tuple[Node, Target]], allocated: bool) -> None:
         outputs = {node: out for node, out in pairs}
         device = next(iter(outputs)).device
         later = [node for node in self.recorder.nodes_alive() if node not in outputs]
         known = [Need(node, moments_of(groups)) for node, groups in self.remains.statistics]
         analysis = Analysis(list(outputs), later, known)
-        on_device = [out for out in outputs.values() if out.device.type == device.type] if allocated else []
-        made = [out.nbytes for out in on_device]
+        made = [
+            out.nbytes
+            for out in outputs.values()
+            if allocated and isinstance(out, Tensor) and out.device.type == device.type
+        ]
         planner = Planner(analysis, device, [*made, *self.beside, *self.recorder.made], self.figures)
         schedule = self._schedule(planner)
         self.report.schedules.append(schedule)
@@ -260,7 +236,7 @@ class ExactRun:
             log.warning("Headroom: %s", self._explained[-1])
         return schedule
 
-    def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device) -> None:
+    def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Target]], device: torch.device) -> None:
         passes = PassRunner(self.remains, schedule, pairs, device)
         done = 0.0
         try:
@@ -274,9 +250,10 @@ class ExactRun:
             passes.close()
 
     def _progress(
-        self, one: Pass, of_strip: float, done: float, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]]
+        self, one: Pass, of_strip: float, done: float, schedule: Schedule, pairs: Sequence[tuple[Node, Target]]
     ) -> Callable[[int], None]:
-        out = pairs[0][1] if one is schedule.passes[-1] else None
+        target = pairs[0][1] if one is schedule.passes[-1] else None
+        out = target if isinstance(target, Tensor) else None
 
         def before_strip(number: int) -> None:
             if pairs[0][0].device.type == "cpu" and number % STRIPS_BETWEEN_TRIMS == 0:

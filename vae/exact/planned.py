@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from .operations.graph import Node, groups_of
 from .operations.leaves import Held
 from .planning.schedule import Schedule
 from .recording.value import CannotRecord
-from .runner import Outlets, PassRunner
+from .runner import Outlets, PassRunner, Target
 from .running.stores import RowStore
 from .running.sums import statistics_of
 
@@ -29,7 +30,11 @@ class PlannedRun(ExactRun):
     run.
     """
 
-    def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device) -> None:
+    def stream(self, take: Callable[[Tensor], None], module: Callable[..., Any], x: Tensor, **kwargs: Any) -> None:
+        """Nothing is handed on."""
+        super().stream(lambda rows: None, module, x, **kwargs)
+
+    def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Target]], device: torch.device) -> None:
         for one in schedule.passes:
             for node, purpose in one.targets:
                 if purpose in ("stored", "whole"):
@@ -61,7 +66,7 @@ class FollowedRun(PlannedRun):
 
     left: int | None = 0
 
-    def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device) -> None:
+    def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Target]], device: torch.device) -> None:
         followed = _highest(schedule)
         if not followed or self.left is None:
             self.left = None

@@ -21,6 +21,9 @@ from .running.parking import Parking
 from .running.stream import Stream, Taker
 from .running.sums import statistics_of
 
+#: Where an output goes: a tensor of its size, or what takes its rows.
+Target = Tensor | Taker
+
 
 class Remains:
     """What passes leave for later ones, also for those of later schedules.
@@ -69,11 +72,11 @@ class PassRunner:
 
     Args:
         remains: what earlier passes left, and what these leave.
-        pairs: outputs, and the tensors that they are written into.
+        pairs: outputs, and where they go.
     """
 
     def __init__(
-        self, remains: Remains, schedule: Schedule, pairs: Sequence[tuple[Node, Tensor]], device: torch.device
+        self, remains: Remains, schedule: Schedule, pairs: Sequence[tuple[Node, Target]], device: torch.device
     ) -> None:
         self.remains, self.pairs, self.choice = remains, pairs, schedule.choice
         self.kernels = Kernels(device)
@@ -123,7 +126,8 @@ class PassRunner:
                 made.leaves[node] = Held(whole, node.rows.dim, node.rows.unit)
                 takers.append(_into(whole, node))
             elif purpose == "output":
-                takers += [_into(out, node) for other, out in self.pairs if other is node]
+                given = [out for other, out in self.pairs if other is node]
+                takers += [_into(out, node) if isinstance(out, Tensor) else out for out in given]
             else:
                 groups = groups_of(purpose)
                 made.moments[node, groups] = moments = statistics_of(node, groups)
