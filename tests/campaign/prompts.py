@@ -99,6 +99,7 @@ class Soak:
         name = chance.choice(sorted(self.graphs))
         workflow = reseeded(self.graphs[name], chance.randrange(2**31))
         found = self.stand.run(workflow)
+        self.stand.client.post("/history", {"clear": True})  # it keeps ten thousand prompts
         with self.process.oneshot():
             sizes = (
                 f"rss {self.process.memory_info().rss / 2**20:.1f} MB, {self.process.num_fds()} descriptors,"
