@@ -20,7 +20,6 @@ from ...vae.exact import (
     ChunkedRun,
     DoesNotFit,
     ExactRun,
-    FollowedChunks,
     FollowedRun,
     PlannedChunks,
     PlannedRun,
@@ -39,7 +38,6 @@ from .preview import PassPreview
 from .room import NoRoom, NotExact, Room, Rungs, free_others, give_back
 
 Run = TypeVar("Run", bound=ExactRun)
-IN_CHUNKS = {ExactRun: ChunkedRun, PlannedRun: PlannedChunks, FollowedRun: FollowedChunks}
 
 
 class StripCoder:
@@ -115,7 +113,7 @@ class ExactPass:
         gathered: bytes of all slices' results on the device, which the budget leaves out.
         has_frames: slices are videos of several frames, one each, which can be cut along these.
         chunks: in which the host itself would run such a video, with a cache between them.
-        along: what strips are cut along: rows of a chunk's frames ("chunks"), "rows" of all frames, or "frames".
+        along: what strips are cut along: "rows" of all frames, or of a chunk's ("chunks"), or "frames".
         plans: what was planned for a shape, so that an equal slice need not be planned again.
         report: of the last slice that ran.
         planned: peak of the last schedule, whether or not memory sufficed.
@@ -135,10 +133,6 @@ class ExactPass:
     report: Report | None = None
     planned: float = float("inf")
 
-    def __post_init__(self) -> None:
-        # Of all frames, rows take no less time than those of chunks, more memory, and the longer to plan.
-        self.along = "chunks" if self.chunks is not None else "rows"
-
     def run(self, call: Callable[[ExactRun], Tensor], on_strip: Callable[[float, Tensor | None], None]) -> Tensor:
         """Runs a slice, with less memory if it runs out.
 
@@ -151,8 +145,6 @@ class ExactPass:
             DoesNotFit: the budget is too small, known before any work.
             NoRoom: memory ran out on the last rung.
         """
-        if self.along == "chunks":
-            self.plan(call)  # a later chunk needs more than the first
         rungs = Rungs(self.budget)
         while True:
             run: ExactRun = self._prepared(rungs.budget, on_strip)
@@ -165,7 +157,7 @@ class ExactPass:
                 continue
             except DoesNotFit as error:
                 if not rungs.failures:
-                    self._turn(call, error)
+                    self._turn_to_frames(call, error)
                     continue
                 least = error.least
             except CannotRecord as error:
@@ -185,26 +177,25 @@ class ExactPass:
         self.report = run.report
         return out
 
-    def _turn(self, call: Callable[[ExactRun], Tensor], error: DoesNotFit) -> None:
-        """A video that does not fit is cut otherwise from now on: along frames, if all of it can be followed so, since
-        strips of rows hold a few rows of every frame; in strips of rows after chunks, whose caches a short one can do
-        without.
+    def _turn_to_frames(self, call: Callable[[ExactRun], Tensor], error: DoesNotFit) -> None:
+        """Strips of rows hold a few rows of every frame, so that a long video has no room for them: from now on in
+        chunks of frames, where the host has some, or cut along frames, if all of it can be followed so and fits.
 
         Raises:
             DoesNotFit: none fits; with the least of all, and what is gathered.
         """
         least = error.least
-        order = ("chunks", "frames", "rows") if self.chunks is not None else ("rows", "frames")
-        for way in order[order.index(self.along) + 1 :] if self.has_frames else ():
+        ways = ["chunks"] * (self.chunks is not None) + ["frames"]
+        for way in ways if self.has_frames and self.along == "rows" else ():
             self.along = way
             try:
-                self._without_data(call, UnbrokenRun if self.along == "frames" else PlannedRun)
+                self._without_data(call, UnbrokenRun)
                 return
             except DoesNotFit as other:
                 least = min(least, other.least)
             except NotExact:
                 pass
-        self.along = order[0]
+        self.along = "rows"
         raise DoesNotFit(least + self.gathered) from error
 
     def _climb_down(self, rungs: Rungs) -> None:
@@ -227,7 +218,7 @@ class ExactPass:
         try:
             return self._without_data(call, PlannedRun).report.peak
         except DoesNotFit as error:
-            self._turn(call, error)
+            self._turn_to_frames(call, error)
             return self._without_data(call, PlannedRun).report.peak
 
     def follow(self, call: Callable[[ExactRun], Tensor]) -> int | None:
@@ -237,7 +228,7 @@ class ExactPass:
             The highest planned peak of the passes that were left out: a tracker that saw as much saw the highest. None
             where there are too many.
         """
-        return self._without_data(call, FollowedRun).left
+        return None if self.along == "chunks" else self._without_data(call, FollowedRun).left
 
     def _without_data(self, call: Callable[[ExactRun], Tensor], kind: type[Run]) -> Run:
         run: Run = self._prepared(self.budget, lambda done, out: None, kind)
@@ -258,11 +249,11 @@ class ExactPass:
         if self.along == "chunks":
             assert self.chunks is not None
             begin = partial(self.chunks, self.vae.first_stage_model)
-            kind = partial(IN_CHUNKS[kind], begin)  # type: ignore
+            kind = partial(PlannedChunks if issubclass(kind, PlannedRun) else ChunkedRun, begin)  # type: ignore
         return kind(
             budget,
             store=self.store,
-            rows=0 if self.along == "frames" else self.rows,
+            rows=self.rows if self.along == "rows" else 0,
             along="frames" if self.along == "frames" else "rows",
             out_device=self.vae.output_device,
             out_dtype=torch.float32,

@@ -7,7 +7,7 @@ chosen (:mod:`.planning`), and the passes run strip by strip (:mod:`.running`). 
 Tiles that are blended are not here, but in :mod:`..feathered`.
 """
 
-from .chunked import ChunkedRun, FollowedChunks, PlannedChunks
+from .chunked import ChunkedRun, PlannedChunks
 from .engine import DoesNotFit, ExactRun
 from .planned import FollowedRun, PlannedRun, UnbrokenRun
 from .planning.schedule import Schedule
@@ -21,7 +21,6 @@ __all__ = [
     "ChunkedRun",
     "DoesNotFit",
     "ExactRun",
-    "FollowedChunks",
     "FollowedRun",
     "PlannedChunks",
     "PlannedRun",

@@ -11,7 +11,7 @@ from torch import Tensor
 from .engine import DoesNotFit, ExactRun
 from .operations.graph import Node
 from .operations.leaves import Held
-from .planned import FollowedRun, PlannedRun
+from .planned import PlannedRun
 from .planning.schedule import Schedule
 from .recording.record import Recorded
 from .recording.value import CannotRecord, Value
@@ -169,12 +169,6 @@ class PlannedChunks(PlannedRun, ChunkedRun):
 
     def _too_large(self, schedule: Schedule) -> None:
         self.least = max(self.least, schedule.peak)
-
-
-class FollowedChunks(FollowedRun, ChunkedRun):
-    """A :class:`FollowedRun` of the first chunks, after which they are alike."""
-
-    most = ALIKE
 
 
 def _nodes(results: Sequence[Tensor]) -> list[Node]:
