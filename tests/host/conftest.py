@@ -19,12 +19,13 @@ from headroom.tools.server.server import Server
 from headroom.tools.setup.environment import Environment
 
 ENVIRONMENT = Environment.from_variables(os.environ)
-ON_CARD = emulator.is_on()
+ON_CARD = emulator.is_on() or os.environ.get("HEADROOM_GPU") == "1"
 HOST_DEVICE = () if ON_CARD else ("--cpu",)
 
 
 def _import_host() -> None:
-    """Imports the host on the CPU, or on the emulated card that this process was started on (`tools test --card`).
+    """Imports the host on the CPU, or on the emulated card that this process was started on (`tools test --card`), or
+    with HEADROOM_GPU=1 on the machine's own.
 
     Its folders are in a temporary place that links to the checkpoints.
     """
