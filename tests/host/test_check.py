@@ -26,7 +26,7 @@ from headroom.offload import CastReport
 
 from .conftest import ENVIRONMENT, ON_CARD
 
-pytestmark = pytest.mark.skipif(ON_CARD, reason="tests/emulator/test_check.py is about cards")
+pytestmark = pytest.mark.skipif(ON_CARD, reason="a card has tests/emulator/test_check.py, a GPU the command itself")
 PACK = Path(__file__).parents[2]
 MODEL = sizes.ModelSize(256, 1, 2, 128)
 VAE = sizes.VAESize(32 if generated.takes_narrow() else sizes.FULL_WIDTH, 128)
