@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -19,6 +20,9 @@ from ..core.internals import TESTED, find
 SCALED = ("comfy.quant_ops:QuantizedTensor", "comfy.quant_ops:QUANT_ALGOS", "comfy.ops:mixed_precision_ops")
 # Regular Hadamard matrices exist for powers of four; the largest that divides a row spreads outliers best.
 ROTATION_SIZES = (256, 64, 16)
+# Of comfy-kitchen's kernels for CUDA those for these take 16 bits alone, whatever its table of them says ("only
+# FP16/BF16 supported"; 0.2.26 on an H100).
+OF_16_BITS = ("mxfp8", "nvfp4")
 OF_THE_MATRIX = ("codebook",)  # parameters that are tensors and hold for all rows
 OWN_ENTRIES = ("weight_scale", "weight_s_", "weight_codebook", "comfy_quant")  # of a quantised layer's state dict
 HOOKED = (
@@ -83,15 +87,23 @@ def quantise(weight: Tensor, storage: Storage, compute: torch.dtype) -> tuple[Te
     for rows in row_parts(weight):
         # From float32: the scale of a float16 weight would be clamped to what float16 can hold.
         exact = weight[rows].float()
-        parts.append(quant_ops.QuantizedTensor.from_float(exact, layout, **options))
+        with _kernels_of(_layout_of(storage).algorithm, exact.dtype):
+            parts.append(quant_ops.QuantizedTensor.from_float(exact, layout, **options))
+            meter.add(exact, parts[-1].dequantize())
         options |= _decided(parts[-1])
-        meter.add(exact, parts[-1].dequantize())
     return _joined(parts, layout, tuple(weight.shape)).to(dtype=compute), meter.db
 
 
 def _layout_of(storage: Storage) -> Layout:
     assert storage.layout is not None, f"{storage.name} has no scales"
     return storage.layout
+
+
+def _kernels_of(algorithm: str, dtype: torch.dtype) -> AbstractContextManager[Any]:
+    """Within it, comfy-kitchen rounds to and reads from a format by kernels that know the dtype: written in torch's
+    operators where its own do not."""
+    use: Any = find("comfy_kitchen:use_backend")
+    return use("eager") if use is not None and algorithm in OF_16_BITS and dtype == torch.float32 else nullcontext()
 
 
 def _host_layout(storage: Storage) -> str:
@@ -217,7 +229,8 @@ def _linear_class(dtype: torch.dtype) -> type[Any]:
 
         def _forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             if isinstance(weight, quant_ops.QuantizedTensor):
-                weight = weight.dequantize()
+                with _kernels_of(self.quant_format, weight.dtype):
+                    weight = weight.dequantize()
             compute = self.headroom_compute
             if compute is None or compute == input.dtype:
                 return nn.functional.linear(input, weight, bias)

@@ -6,23 +6,26 @@ import os
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import comfy.model_management
+import comfy.ops
 import comfy.sd
 import folder_paths
 import pytest
 import torch
+from comfy import quant_ops
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from headroom.benchmarks._noise import sqnr_db
 from headroom.host.casting import layers as cast_layers
-from headroom.host.casting import sensitivity
+from headroom.host.casting import quantised, sensitivity
 from headroom.host.casting.cast import ATTACHMENT, CastSettings, cast_clip, cast_model
 from headroom.host.casting.independent import independent
-from headroom.host.casting.quantised import quantise, why_not
+from headroom.host.casting.quantised import quantise, quantised_linear, why_not
 from headroom.host.casting.sensitivity import Goal, cast_by_sensitivity
 from headroom.nodes.cast import HeadroomCast, HeadroomCastCLIP
 from headroom.offload import STORAGES, CastReport
@@ -266,6 +269,40 @@ class TestWeights:
         stored, quality = quantise(weight, STORAGES[storage], torch.float32)
         assert quality >= self.LEAST[storage]
         assert quality == pytest.approx(sqnr_db(weight, stored.dequantize()), abs=0.01)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+    @pytest.mark.parametrize("storage", [name for name in ("mxfp8", "nvfp4") if name in HELD])
+    def test_kernels_that_take_16_bits_alone(
+        self, storage: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As comfy-kitchen's for CUDA are, which its table says take float32."""
+        from comfy_kitchen.registry import registry
+
+        plain = registry._backends["eager"]
+
+        def refusing(name: str) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                asked = (kwargs.get("output_type"), getattr(kwargs.get("x"), "dtype", None))
+                if torch.float32 in asked:
+                    raise RuntimeError("Unsupported dtype code (only FP16/BF16 supported): 0")
+                return getattr(plain, name)(*args, **kwargs)
+
+            return call
+
+        names = [f"{way}quantize_{storage}" for way in ("", "de")]
+        card = SimpleNamespace(**{name: refusing(name) for name in names})
+        monkeypatch.setitem(registry._backends, "card", card)
+        monkeypatch.setitem(registry._capabilities, "card", set(names))
+        monkeypatch.setattr(registry, "_priority", ["card", *registry._priority])
+        weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(0)) * 0.02
+        with pytest.raises(RuntimeError, match="16"):
+            quant_ops.QuantizedTensor.from_float(weight, quantised._host_layout(STORAGES[storage]))
+        layer = comfy.ops.manual_cast.Linear(128, 64, bias=False, dtype=dtype)
+        stored, quality = quantise(weight.to(dtype), STORAGES[storage], dtype)
+        assert quality >= self.LEAST[storage]
+        linear = quantised_linear(layer, stored, STORAGES[storage], dtype)
+        x = torch.randn(3, 128, generator=torch.Generator().manual_seed(1)).to(dtype)
+        assert sqnr_db(x.float() @ weight.T, linear(x).float()) >= self.LEAST[storage] - 1
 
     @pytest.mark.parametrize("which", ["heavy_tails", "outliers"])
     def test_int8_with_heavy_tails_and_outliers(self, which: str) -> None:
