@@ -20,8 +20,8 @@ from ..core.internals import TESTED, find
 SCALED = ("comfy.quant_ops:QuantizedTensor", "comfy.quant_ops:QUANT_ALGOS", "comfy.ops:mixed_precision_ops")
 # Regular Hadamard matrices exist for powers of four; the largest that divides a row spreads outliers best.
 ROTATION_SIZES = (256, 64, 16)
-# Of comfy-kitchen's kernels for CUDA those for these take 16 bits alone, whatever its table of them says ("only
-# FP16/BF16 supported"; 0.2.26 on an H100).
+# Of comfy-kitchen's kernels for CUDA those that round to these take 16 bits alone, whatever its table of them says
+# ("only FP16/BF16 supported"; 0.2.26 on an H100). Of those that read them it is supposed.
 OF_16_BITS = ("mxfp8", "nvfp4")
 OF_THE_MATRIX = ("codebook",)  # parameters that are tensors and hold for all rows
 OWN_ENTRIES = ("weight_scale", "weight_s_", "weight_codebook", "comfy_quant")  # of a quantised layer's state dict
@@ -102,8 +102,10 @@ def _layout_of(storage: Storage) -> Layout:
 def _kernels_of(algorithm: str, dtype: torch.dtype) -> AbstractContextManager[Any]:
     """Within it, comfy-kitchen rounds to and reads from a format by kernels that know the dtype: written in torch's
     operators where its own do not."""
+    if algorithm not in OF_16_BITS or dtype != torch.float32:
+        return nullcontext()  # first of all: each layer asks at each step
     use: Any = find("comfy_kitchen:use_backend")
-    return use("eager") if use is not None and algorithm in OF_16_BITS and dtype == torch.float32 else nullcontext()
+    return nullcontext() if use is None else use("eager")
 
 
 def _host_layout(storage: Storage) -> str:
