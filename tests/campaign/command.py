@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("part", choices=[*PARTS, "table"], help="what to try, or the table of what was tried")
     parser.add_argument("--cases", type=int, default=100, metavar="N", help="how many (default 100)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the cases: the same seed, the same cases")
+    parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="begin here: those before it ran elsewhere")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="one case again")
     parser.add_argument("--minutes", type=float, default=1e9, metavar="M", help="end after so many")
     parser.add_argument("--journal", type=Path, default=JOURNAL, help="a line a case; what is in it is not done again")
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     variables = {name: value for name, value in os.environ.items() if name.startswith("EMU_")} or None
     with Stand(Environment.from_variables(), variables) as stand:
-        numbers = range(options.cases) if options.only is None else [options.only]
+        numbers = range(options.first, options.cases) if options.only is None else [options.only]
         done = journal.done(options.part, options.seed) if options.only is None else set()
         ended = time.monotonic() + 60 * options.minutes
         part = PARTS[options.part](stand)
