@@ -1027,6 +1027,10 @@ VAES = (
             "                out[start : start + step] = part\n",
             "                out[start : start + step] = part[:1]\n",
         ),
+    ),
+    *_of(
+        "host/vae/directions.py",
+        "host/test_low_memory_vae.py host/test_exact_vae.py",
         (
             "encode: a video's frames taken for pictures",
             "x.movedim(1, 0).unsqueeze(0)",

@@ -29,7 +29,8 @@ from ...memory.prediction import (
 from ...vae import TilePlan
 from ..core.internals import find
 from ..vae.coding import Coder
-from ..vae.geometry import Decode, Encode, Geometry
+from ..vae.directions import Decode, Encode
+from ..vae.geometry import Geometry
 from ..vae.wrapper import LowMemoryVAE, is_tileable
 from .host_answers import answering, card_answers, free_memory_answer, replaced
 

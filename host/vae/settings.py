@@ -23,6 +23,7 @@ class VAESettings:
         temporal_overlap: frames shared by neighbouring feathered tiles in time.
         batch_slice: images computed together; 0 = one.
         store: dtype of the maps that strips leave for later; same, or float16 (near-exact).
+        frames_on_disk: the decoded picture lies in a file of the host's temp folder instead of in memory.
     """
 
     method: str = "auto"
@@ -34,6 +35,7 @@ class VAESettings:
     temporal_overlap: int = 16
     batch_slice: int = 0
     store: str = "same"
+    frames_on_disk: bool = False
 
     def check(self) -> None:
         """Raises ValueError, with the input to change, for settings that contradict each other."""

@@ -28,11 +28,12 @@ from ...vae.exact import (
     StoreOverflow,
     UnbrokenRun,
 )
+from ...vae.exact.engine import zeros
 from ...vae.exact.planning.card import figures_of
+from ..attention.in_vae import attend
 from ..core.compat import is_out_of_memory
 from ..measure.runs import notice
 from ..video.chunks import Chunks, chunks_of
-from .attention import attend
 from .geometry import Geometry
 from .preview import PassPreview
 from .room import NoRoom, NotExact, Room, Rungs, free_others, give_back
@@ -76,7 +77,8 @@ class StripCoder:
         one_video = x.ndim == 5 and x.shape[2] > 1 and min(x.shape[0], self.geometry.slice_step(x)) == 1
         rows = self.geometry.strip_rows()
         chunks = chunks_of(self.vae.first_stage_model, self.geometry.direction) if one_video else None
-        return ExactPass(self.vae, budget, store, rows, row, self.room.make, gathered, one_video, chunks)
+        new = self.geometry.result
+        return ExactPass(self.vae, budget, store, rows, row, self.room.make, gathered, one_video, chunks, new)
 
     def gathered_bytes(self, x: Tensor) -> int:
         """Bytes that the results of all slices take on the VAE's device. A single slice's is counted by the engine."""
@@ -113,6 +115,7 @@ class ExactPass:
         gathered: bytes of all slices' results on the device, which the budget leaves out.
         has_frames: slices are videos of several frames, one each, which can be cut along these.
         chunks: in which the host itself would run such a video, with a cache between them.
+        new: makes what the result is gathered in.
         along: what strips are cut along: "rows" of all frames, or of a chunk's ("chunks"), or "frames".
         plans: what was planned for a shape, so that an equal slice need not be planned again.
         report: of the last slice that ran.
@@ -128,6 +131,7 @@ class ExactPass:
     gathered: int = 0
     has_frames: bool = False
     chunks: type[Chunks] | None = None
+    new: Callable[..., Tensor] = zeros
     along: str = "rows"
     plans: dict[Any, Any] = field(default_factory=dict)
     report: Report | None = None
@@ -263,6 +267,7 @@ class ExactPass:
             owned=list(self.vae.first_stage_model.parameters()),
             plans=self.plans,
             figures=figures_of(self.vae.device, link_speed(self.vae.device)),
+            new=self.new,
         )
 
     def _ask_host(self, schedule: Schedule) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import comfy.sd
 from torch import Tensor
 
-from .attention import with_attention_in_strips
+from ..attention.in_vae import with_attention_in_strips
 from .coding import Coder
-from .geometry import Decode, Encode
+from .directions import Decode, Encode
 from .settings import VAESettings
 
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headroom.attention import backends
+from headroom.host.attention import in_vae as vae_attention
 from headroom.host.core.device import GB
-from headroom.host.vae import attention as vae_attention
 from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import low_memory_vae

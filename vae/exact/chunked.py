@@ -74,7 +74,8 @@ class ChunkedRun(ExactRun):
         def gather(piece: Tensor) -> None:
             nonlocal done
             if self.so_far is None:
-                self.so_far = piece.new_zeros((*piece.shape[:2], self.given, *piece.shape[3:]))
+                shape = (*piece.shape[:2], self.given, *piece.shape[3:])
+                self.so_far = self.new(shape, piece.dtype, piece.device)
                 if self.so_far.device.type == x.device.type:
                     self.beside = [*self.beside, self.so_far.nbytes]
             self.so_far[:, :, done : done + piece.shape[2]] = piece

@@ -56,6 +56,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Te
     return functional.scaled_dot_product_attention(query, key, value, scale=scale)
 
 
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A result that is not there yet."""
+    return torch.zeros(tuple(shape), dtype=dtype, device=device)
+
+
 class ExactRun:
     """One run of a module in strips.
 
@@ -75,6 +80,7 @@ class ExactRun:
             the input, what the module writes into.
         plans: what earlier runs decided; used again where module, shape and dtype make the same computation.
         figures: of the device, for the plan; None = those that its driver tells, or the usual ones of its kind.
+        new: (shape, dtype, device) -> zeros, for the result.
         along: what strips are cut along: "rows", or "frames" of a (1, C, T, H, W) tensor: then what is said of rows
             here is meant of frames.
     """
@@ -95,13 +101,14 @@ class ExactRun:
         beside: Sequence[int] = (),
         plans: dict[Hashable, PlannedBefore] | None = None,
         figures: Figures | None = None,
+        new: Callable[[Sequence[int], torch.dtype, torch.device], Tensor] = zeros,
         along: str = "rows",
     ) -> None:
         self.budget, self.store, self.rows, self.offload = budget, store, rows, offload
         self.out_device, self.out_dtype, self.beside = out_device, out_dtype, list(beside)
         self.on_strip, self.on_plan = on_strip, on_plan
         self.plans = {} if plans is None else plans
-        self.figures = figures
+        self.figures, self.new = figures, new
         self.remains = Remains()
         self.report = Report()
         self._explained: list[str] = []
@@ -132,7 +139,7 @@ class ExactRun:
             return node if self.out_dtype is None else node.to(self.out_device, self.out_dtype)
         # Zeros, and not uninitialised: the picture so far is shown while it is made.
         dtype, device = self.out_dtype or node.dtype, self.out_device or node.device
-        out = torch.zeros(node.shape, dtype=dtype, device=node.device if self._gathers(node, device) else device)
+        out = self.new(node.shape, dtype, node.device if self._gathers(node, device) else device)
         self._execute([(node, out)], allocated=True)
         self.close()
         return out.to(device)

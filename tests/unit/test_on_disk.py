@@ -1,0 +1,64 @@
+"""Tensors in files: the bytes of memory they do not take, and what is left of them."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from headroom.memory.on_disk import KEEP_FREE, SUFFIX, DiskTooSmall, on_disk, remove_left, require_room
+
+
+def anonymous() -> int:
+    """Bytes of this process that lie in no file."""
+    return sum(entry.anonymous for entry in psutil.Process().memory_maps(grouped=False))
+
+
+def test_a_tensor_of_zeros_in_no_memory_of_its_own(tmp_path: Path) -> None:
+    before = anonymous()
+    made = on_disk(tmp_path, (16, 1024, 1024))
+    assert made.dtype == torch.float32
+    assert made.is_contiguous()
+    assert not made.any()
+    made.fill_(0.5)
+    assert made.sum() == 8 * 2**20
+    assert anonymous() - before < made.nbytes // 8
+
+
+def mapped() -> bool:
+    """Whether this process has such a file."""
+    return SUFFIX in Path("/proc/self/maps").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc").exists(), reason="elsewhere nothing tells what is mapped")
+def test_its_file_has_no_name_and_its_blocks_come_back(tmp_path: Path) -> None:
+    made = on_disk(tmp_path, (4, 2**20))
+    assert list(tmp_path.iterdir()) == []
+    view = made[1:2]
+    del made
+    gc.collect()
+    assert view.sum() == 0  # the view holds the file
+    assert mapped()
+    del view
+    gc.collect()
+    assert not mapped()
+
+
+def test_more_than_the_disk_has_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    free = psutil.disk_usage(str(tmp_path)).free
+    with pytest.raises(DiskTooSmall, match=r"needs .* of disk in .* are free there"):
+        on_disk(tmp_path, (free // 4,))
+    with pytest.raises(DiskTooSmall, match="the video needs"):
+        require_room(tmp_path / "not" / "yet", free - KEEP_FREE + 2**30, "the video")
+    require_room(tmp_path / "not" / "yet", 2**20, "the video")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / f"x{SUFFIX}").write_bytes(b"1")
+    (tmp_path / "other.txt").write_bytes(b"1")
+    remove_left(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["other.txt"]
