@@ -22,6 +22,8 @@ FILES = {
     "HeadroomVAE": "vae",
     "HeadroomVAEDecode": "vae",
     "HeadroomVAEEncode": "vae",
+    "HeadroomVAEDecodeVideo": "video",
+    "HeadroomVAEEncodeVideo": "video",
     "HeadroomCast": "cast",
     "HeadroomCastCLIP": "cast",
     "HeadroomOffload": "offload",

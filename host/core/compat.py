@@ -141,3 +141,12 @@ def show_on_node(text: str) -> None:
     node = executing_node()[1]
     if server is not None and node and hasattr(server, "send_progress_text"):
         server.send_progress_text(text, node)
+
+
+def saved_metadata(prompt: Any, extra: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What is written into a file so that its workflow can be opened from it; nothing under ``--disable-metadata``."""
+    from comfy.cli_args import args
+
+    if args.disable_metadata:
+        return {}
+    return {**(extra or {}), **({} if prompt is None else {"prompt": prompt})}

@@ -32,6 +32,7 @@ from ..vae.coding import Coder
 from ..vae.directions import Decode, Encode
 from ..vae.geometry import Geometry
 from ..vae.wrapper import LowMemoryVAE, is_tileable
+from .calibrated import workspaces_for
 from .host_answers import answering, card_answers, free_memory_answer, replaced
 
 
@@ -90,6 +91,26 @@ def predict_coding(coding: Coding, card: Card, workspaces: Workspaces = DOCUMENT
             bound=True,
         )  # fmt: skip
     return CodingPrediction(found, method)
+
+
+def predict_work(vae: Any, x: Tensor, card: Card, work: Callable[[Any, Tensor], Any]) -> Prediction:
+    """Predicts any other work with a VAE.
+
+    Args:
+        x: what it takes, as it lies on the card.
+        work: (module without data, x without data); what it returns counts until it is done.
+
+    Raises:
+        CannotPredict: the autoencoder looks at its data.
+    """
+    mode = fake_mode()
+    with answering({**card_answers(card), "load_models_gpu": lambda *_, **__: None}):
+        stand_in = _StandIn.of(vae, mode, card)
+        module = stand_in.vae.first_stage_model
+        with mode:
+            x = fake_tensor(x, card.device).to(vae.vae_dtype)
+        weights = [*module.parameters(), *module.buffers()]
+        return predict(mode, card, weights, stand_in.followed(lambda: work(module, x)), workspaces_for(card), given=x)
 
 
 @dataclass

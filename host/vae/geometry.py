@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ...vae import Direction
 from ...vae.exact import ExactRun
+from .preview import PassPreview, Watch
 from .settings import VAESettings
 
 
@@ -26,6 +27,7 @@ class Geometry:
         settings: its own.
         spatial: pixels of a cell, along rows and columns.
         estimate: the host's own: shape of an input, dtype of the module -> bytes.
+        watch: (tiles or slices of all work) -> what tells of it while it runs.
     """
 
     direction: Direction
@@ -36,6 +38,7 @@ class Geometry:
         # The host writes an int for images and (frames of n cells, rows, columns) for video.
         self.spatial = int(ratio[-1]) if isinstance(ratio, (tuple, list)) else int(ratio)
         self.estimate = estimate
+        self.watch: Callable[[int], Watch] = lambda total: PassPreview(vae, total, self.direction)
 
     def prepare(self, x: Tensor) -> Tensor:
         """The input as (B, C, [T,] H, W). Raises ValueError, with the input to change, for one that does not fit."""

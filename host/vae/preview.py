@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import comfy.model_management as model_management
 import comfy.utils
@@ -15,6 +15,19 @@ from ...vae import Direction
 PREVIEW_SIDE = 384
 STEPS = 100  # of the progress bar, per tile or slice
 PICTURES = 8  # per slice, while its strips run
+
+
+class Watch(Protocol):
+    """What is told of work while it runs; each of these may raise to stop it."""
+
+    def on_tile(self, blended: Tensor) -> None:
+        """After each tile, with the blended (B, C, [T,] H, W) picture so far."""
+
+    def on_strip(self, share: float, out: Tensor | None) -> None:
+        """Before each strip, with the share of the slice's work that is done."""
+
+    def slice_done(self, out: Tensor) -> None:
+        """After each slice of the batch that ran in strips, with its (B, C, [T,] H, W) picture."""
 
 
 class PassPreview:

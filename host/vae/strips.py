@@ -35,7 +35,6 @@ from ..core.compat import is_out_of_memory
 from ..measure.runs import notice
 from ..video.chunks import Chunks, chunks_of
 from .geometry import Geometry
-from .preview import PassPreview
 from .room import NoRoom, NotExact, Room, Rungs, free_others, give_back
 
 Run = TypeVar("Run", bound=ExactRun)
@@ -59,7 +58,7 @@ class StripCoder:
             NotExact, DoesNotFit, NoRoom: as :meth:`ExactPass.run`.
         """
         geometry = self.geometry
-        preview = PassPreview(self.vae, geometry.slices(x), geometry.direction)
+        preview = geometry.watch(geometry.slices(x))
 
         def code(part: Tensor) -> Tensor:
             out = exact.run(partial(geometry.recorded, x=part), preview.on_strip)
@@ -116,6 +115,7 @@ class ExactPass:
         has_frames: slices are videos of several frames, one each, which can be cut along these.
         chunks: in which the host itself would run such a video, with a cache between them.
         new: makes what the result is gathered in.
+        frames: of the result in a window, where it is cut along frames; 0 = by the budget.
         along: what strips are cut along: "rows" of all frames, or of a chunk's ("chunks"), or "frames".
         plans: what was planned for a shape, so that an equal slice need not be planned again.
         report: of the last slice that ran.
@@ -132,6 +132,7 @@ class ExactPass:
     has_frames: bool = False
     chunks: type[Chunks] | None = None
     new: Callable[..., Tensor] = zeros
+    frames: int = 0
     along: str = "rows"
     plans: dict[Any, Any] = field(default_factory=dict)
     report: Report | None = None
@@ -208,7 +209,7 @@ class ExactPass:
             rungs.failures = 1
             notice(self.row, "out of memory: tried again without the other models on the device")
             return
-        self.rows = 0  # the height that was asked for gives way
+        self.rows = self.frames = 0  # the height that was asked for gives way
         if not rungs.lower(self.planned):
             raise NoRoom(self.planned)
         notice(self.row, "out of memory: tried again with lower strips")
@@ -257,7 +258,7 @@ class ExactPass:
         return kind(
             budget,
             store=self.store,
-            rows=self.rows if self.along == "rows" else 0,
+            rows={"rows": self.rows, "frames": self.frames}.get(self.along, 0),
             along="frames" if self.along == "frames" else "rows",
             out_device=self.vae.output_device,
             out_dtype=torch.float32,

@@ -15,7 +15,7 @@ from ...vae import TilePlan, TileRequest, feathered, pixels_per_cell, plan_tiles
 from ..core.compat import is_out_of_memory
 from ..measure.runs import notice
 from .geometry import Geometry
-from .preview import PassPreview
+from .preview import Watch
 from .room import Room, free_others, give_back
 
 SMALLEST_TILE_PIXELS = 128
@@ -72,10 +72,10 @@ class TileCoder:
         """All slices of the batch; asks the host for the memory of one tile."""
         geometry = self.geometry
         self.room.make(plan.bytes, whole=getattr(self.vae, "disable_offload", False))
-        preview = PassPreview(self.vae, plan.tiles * geometry.slices(x), geometry.direction)
+        preview = geometry.watch(plan.tiles * geometry.slices(x))
         return geometry.by_slices(x, lambda part: self._slice(part, plan, preview))
 
-    def _slice(self, x: Tensor, plan: TilePlan, preview: PassPreview) -> Tensor:
+    def _slice(self, x: Tensor, plan: TilePlan, preview: Watch) -> Tensor:
         geometry = self.geometry
         if plan.tiles == 1:
             out = geometry.tile(x)

@@ -20,8 +20,8 @@ FLOORS = (
     {"measure", "video"},
     {"sampling", "attention", "casting", "offload", "vae"},
     {"prediction"},
-    {"planning"},
-    {"workflow"},
+    {"planning", "streaming"},
+    {"workflow", "video_files"},
     {"server"},
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -27,7 +27,10 @@ class ChunkByChunk(Protocol):
     Attributes:
         borders: first frame and end of each chunk.
         given: frames of the whole result.
+        done: chunks that are not to be run any more.
     """
+
+    done: int
 
     @property
     def borders(self) -> Sequence[tuple[int, int]]: ...
@@ -51,6 +54,7 @@ class ChunkedRun(ExactRun):
 
     Attributes:
         bring: a chunk of the input to the device.
+        after_chunk: called when the frames of a chunk are handed on.
         share: of the whole work, where the present chunk begins and ends; what :attr:`on_strip` is told is within it.
     """
 
@@ -65,6 +69,7 @@ class ChunkedRun(ExactRun):
         super().__init__(*others, **named)
         self.begin = begin
         self.bring: Callable[[Tensor], Tensor] = lambda x: x
+        self.after_chunk: Callable[[ChunkByChunk], None] = lambda chunks: None
 
     def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """All chunks of a video (1, C, T, H, W); the module's own loop over them is not run."""
@@ -94,13 +99,20 @@ class ChunkedRun(ExactRun):
 
     def _each(self, take: Callable[[Tensor], None], x: Tensor) -> None:
         chunks = self.begin(x.shape[2])
-        borders = chunks.borders[: self.most]
+        borders = chunks.borders[chunks.done : self.most]
         self.given, self.told = chunks.given, 0.0
+        self._kept = self._held()
         for number, (start, stop) in enumerate(borders):
             self.share = (number / len(borders), (number + 1) / len(borders))
             pieces = self.chunk(chunks.step, self.bring(x[:, :, start:stop]))
             while pieces:
                 take(pieces.pop(0))
+            self.after_chunk(chunks)
+
+    def _held(self) -> list[Tensor]:
+        """What the module keeps of a chunk for the next one."""
+        found = (recorded.node.op.whole(recorded.node) for recorded in list(self.recorder.live))
+        return [tensor for tensor in found if tensor is not None]
 
     def chunk(self, step: Callable[[Any], Sequence[Tensor]], x: Tensor) -> list[Tensor]:
         """One chunk.
@@ -140,7 +152,7 @@ class ChunkedRun(ExactRun):
             node = recorded.node
             if node in kept:
                 recorded.value = Value(_held(node, kept[node]))  # not as a view of the chunk, which is to go
-        self._kept = [tensor for recorded in alive if (tensor := recorded.node.op.whole(recorded.node)) is not None]
+        self._kept = self._held()
         return outs
 
     def _result(self, node: Node) -> Tensor:

@@ -1,0 +1,144 @@
+"""Videos in the host's own chunks: by the module itself where a chunk fits, which is the host's own result bit for bit,
+else each chunk in exact strips; what it keeps from one chunk to the next is the state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import comfy.model_management as model_management
+import torch
+from torch import Tensor
+
+from ...memory import Row
+from ...memory.prediction import CannotPredict
+from ...vae.exact import ChunkedRun, ExactRun
+from ...vae.exact.chunked import ALIKE
+from ..prediction.stages import own_card
+from ..prediction.vae import predict_work
+from ..vae.coding import Coder
+from ..video.chunks import Chunks
+from .source import Border, Onward, State, Take
+
+TEXT = ".text"  # of a place of the cache that holds a word
+
+
+class HostChunks:
+    """One video, chunk by chunk.
+
+    Args:
+        coder: of the VAE.
+        latent: (1, C, T, h, w), prepared, in host memory.
+        row: of the run log.
+        kind_of_chunks: how the autoencoder is run in chunks.
+    """
+
+    def __init__(self, coder: Coder, latent: Tensor, row: Row, kind_of_chunks: type[Chunks]) -> None:
+        self.coder, self.latent, self.row = coder, latent, row
+        vae = coder.geometry.vae
+        self.vae, self.model = vae, vae.first_stage_model
+        self.chunks_of = kind_of_chunks
+        self.count = self._begun().given
+        self.kind = "in the host's own chunks"
+        self.whole = True  # chunks are computed as such, not in strips
+
+    def _begun(
+        self, done: int = 0, state: State | None = None, put: Callable[[Tensor], Any] | None = None
+    ) -> Chunks:
+        """The way through the video, from a border on.
+
+        Args:
+            done: frames before it.
+            put: makes what lies in the cache of a tensor of the state.
+        """
+        chunks = self.chunks_of(self.model, self.latent.shape[2])
+        starts = [start for start, _ in chunks.borders]
+        chunks.done = next(
+            (number for number, start in enumerate(starts) if start and chunks.frames_of(start) == done), 0
+        )
+        if chunks.cache is not None and chunks.done:
+            assert put is not None
+            for name, value in (state or {}).items():
+                word = name.endswith(TEXT)
+                place = int(name.removesuffix(TEXT))
+                chunks.cache[place] = bytes(value.tolist()).decode() if word else put(value)
+        return chunks
+
+    def lower(self) -> bool:
+        """Memory ran out in a chunk as a whole: from now on in strips."""
+        was, self.whole = self.whole, False
+        return was
+
+    def run(self, take: Take, border: Border, done: int, state: State | None) -> None:
+        """From any border on."""
+        onward = Onward(take, border, done)
+        begun = (0, State()) if state is None else (done, state)
+        self.whole = self.whole and self._fits()
+        if self.whole:
+            self._by_module(onward, *begun)
+        else:
+            self._in_strips(onward, *begun)
+
+    def _fits(self) -> bool:
+        """Whether the module itself has room, as predicted; then the host is asked to make it."""
+        try:
+            found = predict_work(self.vae, self.latent, own_card(self.vae.device), self._first_chunks)
+        except CannotPredict:
+            return False
+        if found.activations > self.coder.room.for_work():
+            return False
+        self.row.predicted = found
+        self.coder.room.make(found.activations)
+        return True
+
+    def _first_chunks(self, module: Any, x: Tensor) -> None:
+        """After these chunks are alike."""
+        chunks = self.chunks_of(module, x.shape[2])
+        for start, stop in chunks.borders[:ALIKE]:
+            for piece in chunks.step(x[:, :, start:stop].clone()):
+                del piece
+
+    def _to_device(self, part: Tensor) -> Tensor:
+        return part.to(device=self.vae.device, dtype=self.vae.vae_dtype)
+
+    def _by_module(self, onward: Onward, at: int, state: State) -> None:
+        onward.begin(at)
+        chunks = self._begun(at, state, self._to_device)
+        for start, stop in chunks.borders[chunks.done :]:
+            model_management.throw_exception_if_processing_interrupted()
+            for piece in chunks.step(self._to_device(self.latent[:, :, start:stop])):
+                onward.take(piece)
+            onward.border(partial(_saved, chunks))
+        self.row.lines[:] = [f"exact: {self.kind}, by the VAE's own module: the host's result bit for bit"]
+
+    def _in_strips(self, onward: Onward, at: int, state: State) -> None:
+        self.coder.room.make(0)
+        exact = self.coder.strips.exact_pass(self.latent, self.row)
+        exact.along, exact.chunks = "chunks", self.chunks_of
+        self.kind = "in strips of the host's own chunks"
+
+        def code(run: ExactRun) -> Tensor:
+            assert isinstance(run, ChunkedRun)
+            onward.begin(at)
+            run.begin = lambda frames: self._begun(at, state, lambda x: run.recorder.leaf(self._to_device(x)))
+            run.bring = self._to_device
+            run.after_chunk = lambda chunks: onward.border(partial(_saved, chunks))
+            run.stream(onward.take, self.model.decode, self.latent)
+            return self.latent
+
+        exact.run(code, self.coder.geometry.watch(1).on_strip)
+        self.row.lines[:] = self.coder.strips.describe(exact)
+        self.row.predicted = self.coder.strips.planned(self.latent, exact)
+
+
+def _saved(chunks: Any) -> State:
+    """The places of a cache that hold something, in host memory."""
+    state: State = {}
+    for place, entry in enumerate(chunks.cache or ()):
+        if isinstance(entry, str):
+            state[f"{place}{TEXT}"] = torch.tensor(list(entry.encode()), dtype=torch.uint8)
+        elif entry is not None:
+            held = entry.node.op.whole(entry.node) if hasattr(entry, "node") else entry
+            state[str(place)] = held.detach().cpu().contiguous()
+    return state

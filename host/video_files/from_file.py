@@ -1,0 +1,240 @@
+"""A video file encoded to a latent, window by window: its frames are never all in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management as model_management
+import comfy.utils
+import folder_paths
+import torch
+from torch import Tensor
+
+from ...memory import Row
+from ...memory.on_disk import on_disk
+from ...memory.prediction import CannotPredict
+from ...vae import Direction
+from ...vae.exact import ChunkedRun, ExactRun
+from ...vae.exact.chunked import ALIKE
+from ..core.compat import device_context, is_out_of_memory, show_on_node
+from ..measure.runs import Following, measured, notice
+from ..prediction.stages import own_card
+from ..prediction.vae import predict_work
+from ..streaming.gathered import exactly
+from ..vae.coding import Coder
+from ..vae.directions import Encode
+from ..vae.room import free_others, give_back
+from ..vae.settings import VAESettings
+from ..vae.wrapper import is_tileable, low_memory_vae
+from ..video.chunks import Chunks, chunks_of
+from .host_video import Frames
+
+AT_ONCE = 8  # frames that are read together
+
+
+@dataclass(frozen=True)
+class Resizing:
+    """How frames are brought to a size, as the host's *Upscale Image* does it.
+
+    Attributes:
+        width, height: in pixels; 0 = as the other asks for, or both as they are.
+        method: of the host's.
+        crop: "disabled" or "center".
+    """
+
+    width: int = 0
+    height: int = 0
+    method: str = "lanczos"
+    crop: str = "center"
+
+    def size(self, width: int, height: int) -> tuple[int, int]:
+        """What frames of a size become."""
+        if not self.width and not self.height:
+            return width, height
+        return (
+            self.width or max(1, round(width * self.height / height)),
+            self.height or max(1, round(height * self.width / width)),
+        )
+
+    def of(self, frames: Tensor) -> Tensor:
+        """Frames (n, H, W, C) in their new size."""
+        height, width = frames.shape[1:3]
+        if self.size(width, height) == (width, height):
+            return frames
+        scaled = comfy.utils.common_upscale(
+            frames.movedim(-1, 1), *self.size(width, height), self.method, self.crop
+        )
+        return scaled.movedim(1, -1)
+
+
+def encode_from_file(vae: Any, frames: Frames, resizing: Resizing, vram_budget_gb: float) -> tuple[Tensor, str]:
+    """A LATENT's samples, and what ran.
+
+    Raises:
+        ValueError: a video that does not fit the VAE, a disk that is too small.
+        BudgetTooSmall, OOM_EXCEPTION: as the VAE nodes do.
+    """
+    low = low_memory_vae(vae, VAESettings(method="exact", vram_budget_gb=vram_budget_gb))
+    if not is_tileable(low):
+        raise ValueError("vae: this VAE encodes sound, or in tiles of its own; use Get Video Components and VAE Encode")
+    coder = Coder(Encode(low))
+    encoding = _Encoding(coder, frames, resizing)
+    with measured("encode", low.device) as row, Following(row, low.device) as following, device_context(low.device):
+        coder.room.aside = following.loading
+        following.begin(low.first_stage_model)
+        coder.geometry.watch = lambda total: encoding
+        latent = encoding.run(row)
+        row.lines.insert(0, f"{encoding.read} frames of {frames.width} x {frames.height} read, {AT_ONCE} at a time")
+        for text in row.notices:
+            show_on_node(text)
+    return coder.geometry.finish(latent), "\n".join([*row.lines, *(f"! {text}" for text in row.notices)])
+
+
+class _Encoding:
+    """A video on its way to a latent, with the progress of the node.
+
+    Attributes:
+        read: frames so far.
+    """
+
+    def __init__(self, coder: Coder, frames: Frames, resizing: Resizing) -> None:
+        self.coder, self.frames, self.resizing = coder, frames, resizing
+        self.vae, self.read = coder.geometry.vae, 0
+        self.bar = comfy.utils.ProgressBar(frames.count)
+
+    # ---------------------------------------------------------------- as a Watch
+
+    def on_tile(self, blended: Tensor) -> None:
+        model_management.throw_exception_if_processing_interrupted()
+
+    def on_strip(self, share: float, out: Tensor | None) -> None:
+        model_management.throw_exception_if_processing_interrupted()
+
+    def slice_done(self, out: Tensor) -> None:
+        """Nothing: frames are told of as they are read."""
+
+    # ---------------------------------------------------------------- ways
+
+    def run(self, row: Row) -> Tensor:
+        """(B, C, [T,] h, w) in float32, by the way that suits the VAE."""
+        chunks = chunks_of(self.vae.first_stage_model, Direction.ENCODE)
+        if self.vae.latent_dim == 2 or getattr(self.vae, "not_video", False):
+            return self._by_pictures(row)
+        if chunks is None:
+            return self._gathered(row)
+        whole = self._fits(chunks, row)
+        if whole:
+            try:
+                return self._in_chunks(chunks, row)
+            except Exception as error:  # anything but a failure to allocate goes on
+                if not is_out_of_memory(error):
+                    raise
+            # Outside the handler: the exception held every tensor of the failed chunk.
+            give_back()
+            free_others(self.vae.patcher)
+            notice(row, "out of memory in a chunk of frames: begun again in strips")
+        return self._in_strips(chunks, row)
+
+    def _windows(self, frames: int = AT_ONCE) -> Iterator[Tensor]:
+        """All frames in their new size, (n, H, W, C)."""
+        self.read = 0
+        for window in self.frames.windows(frames):
+            model_management.throw_exception_if_processing_interrupted()
+            yield self.resizing.of(window)
+            self.read += window.shape[0]
+            self.bar.update_absolute(self.read)
+
+    def _by_pictures(self, row: Row) -> Tensor:
+        """Each frame by itself: a batch of latents."""
+        parts = []
+        for window in self._windows():
+            for frame in window.split(1):
+                row.lines.clear()
+                parts.append(exactly(self.coder, self.coder.geometry.prepare(frame), row))
+        return torch.cat(parts)
+
+    def _gathered(self, row: Row) -> Tensor:
+        """All frames at once: they lie in a file of the host's temp folder."""
+        width, height = self.resizing.size(self.frames.width, self.frames.height)
+        pixels = on_disk(Path(folder_paths.get_temp_directory()) / "headroom", (self.frames.count, height, width, 3))
+        done = 0
+        for window in self._windows():
+            pixels[done : done + window.shape[0]] = window[..., :3]
+            done += window.shape[0]
+        return exactly(self.coder, self.coder.geometry.prepare(pixels[:done]), row)
+
+    # ---------------------------------------------------------------- in the host's chunks
+
+    def _prepared(self, chunks: Chunks) -> Iterator[Tensor]:
+        """What each chunk takes, (1, C, t, H, W), scaled as the VAE wants it, in host memory."""
+        waiting: list[Tensor] = []
+        borders = iter(chunks.borders)
+        start, stop = next(borders)
+        for window in self._windows():
+            waiting.append(self.vae.vae_encode_crop_pixels(window[..., :3]))
+            there = sum(part.shape[0] for part in waiting)
+            while there >= stop - start:
+                together = torch.cat(waiting)
+                part, rest = together[: stop - start], together[stop - start :]
+                waiting, there = [rest], rest.shape[0]
+                yield self.vae.process_input(part.movedim(-1, 0)[None].clone()).to(self.vae.vae_dtype)
+                start, stop = next(borders, (0, there + 1))
+
+    def _begun(self, kind: type[Chunks], model: Any) -> Chunks:
+        return kind(model, self.frames.count)
+
+    def _fits(self, kind: type[Chunks], row: Row) -> bool:
+        """Whether the module itself has room, as predicted; then the host is asked to make it."""
+        width, height = self.resizing.size(self.frames.width, self.frames.height)
+        shape = self.vae.vae_encode_crop_pixels(torch.empty(1, height, width, 3, device="meta")).shape
+        x = torch.empty(1, 3, 1, *shape[1:3]).expand(-1, -1, self.frames.count, -1, -1)
+
+        def first(module: Any, x: Tensor) -> None:
+            chunks = self._begun(kind, module)
+            for start, stop in chunks.borders[:ALIKE]:
+                chunks.step(x[:, :, start:stop].clone())
+
+        try:
+            found = predict_work(self.vae, x, own_card(self.vae.device), first)
+        except CannotPredict:
+            return False
+        if found.activations > self.coder.room.for_work():
+            return False
+        row.predicted = found
+        self.coder.room.make(found.activations)
+        return True
+
+    def _in_chunks(self, kind: type[Chunks], row: Row) -> Tensor:
+        chunks = self._begun(kind, self.vae.first_stage_model)
+        parts: list[Tensor] = []
+        for x in self._prepared(chunks):
+            pieces = chunks.step(x.to(self.vae.device))
+            parts += [piece.to(self.vae.output_device, torch.float32) for piece in pieces]
+        row.lines.append("exact: in the host's own chunks, by the VAE's own module: the host's result bit for bit")
+        return torch.cat(parts, 2).to(self.vae.vae_output_dtype())
+
+    def _in_strips(self, kind: type[Chunks], row: Row) -> Tensor:
+        self.coder.room.make(0)
+        width, height = self.resizing.size(self.frames.width, self.frames.height)
+        likeness = torch.empty(1, 3, 1, height, width).expand(-1, -1, self.frames.count, -1, -1)
+        exact = self.coder.strips.exact_pass(likeness, row)
+        exact.along, exact.chunks = "chunks", kind
+        parts: list[Tensor] = []
+
+        def code(run: ExactRun) -> Tensor:
+            assert isinstance(run, ChunkedRun)
+            parts.clear()
+            run.begin = partial(kind, self.vae.first_stage_model)
+            coming = self._prepared(self._begun(kind, self.vae.first_stage_model))
+            run.bring = lambda part: next(coming).to(self.vae.device)
+            run.stream(parts.append, self.vae.first_stage_model.encode, likeness)
+            return likeness
+
+        exact.run(code, self.on_strip)
+        row.lines += self.coder.strips.describe(exact)
+        row.predicted = self.coder.strips.planned(likeness, exact)
+        return torch.cat(parts, 2).to(self.vae.vae_output_dtype())

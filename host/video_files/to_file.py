@@ -1,0 +1,261 @@
+"""A latent decoded straight to a video file: each window is encoded as it is decoded, and kept if the rest is not."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management as model_management
+import comfy.utils
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ...memory import Row
+from ...memory.on_disk import require_room
+from ...memory.units import format_bytes
+from ...offload import fingerprint
+from ...video import FORMATS, Audio, FileFormat, Journal, clean, join, rate_of
+from ..core.compat import device_context, is_out_of_memory, show_on_node
+from ..measure.runs import Following, measured
+from ..streaming.choice import Decoding
+from ..streaming.source import FrameSource, State
+from ..vae.room import free_others, give_back
+from .output import Place, place_for, unfinished
+
+SEGMENT = 64  # frames, at least: each begins with a whole picture, and is what a killed decode loses at most
+PREVIEW_SIDE, PREVIEW_EVERY = 384, 2.0  # px, seconds
+KEPT_DAYS, KEPT_BYTES = 14.0, 64 * 2**30  # of videos that are not finished
+TYPICAL_BYTES = 0.2  # of a pixel of a lossy video: its files are 0.02 to 0.2, and lie on the disk twice at the end
+
+
+@dataclass(frozen=True)
+class FileRequest:
+    """What is asked for.
+
+    Attributes:
+        format: one of :data:`FORMATS`.
+        fps: frames per second.
+        crf: of a lossy codec; negative = the usual one.
+        filename_prefix: by the host's rules.
+        audio: the host's AUDIO, or none.
+        metadata: what the host's Save Video writes into a file, by name: prompt, workflow.
+    """
+
+    format: str
+    fps: float
+    crf: float
+    filename_prefix: str
+    audio: Mapping[str, Any] | None
+    metadata: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Written:
+    """A video that is done.
+
+    Attributes:
+        path: of the file; of a sequence of pictures, of the list of them that opens as one video.
+        place: where it lies.
+        report: for people.
+    """
+
+    path: Path
+    place: Place
+    report: str
+
+
+def decode_to_file(vae: Any, samples: dict[str, Any], request: FileRequest, vram_budget_gb: float) -> Written:
+    """Decodes a latent to a file. Memory holds a window of frames at a time.
+
+    A decode of the same latent by the same VAE to the same kind of file goes on where an earlier one ended, however it
+    did.
+
+    Raises:
+        ValueError: an input that does not fit the others, a disk that is too small: before any work.
+        BudgetTooSmall, OOM_EXCEPTION: as the VAE nodes do.
+    """
+    decoding = Decoding.of(vae, samples, vram_budget_gb)
+    kind, rate = FORMATS[request.format], rate_of(request.fps)
+    width, height = decoding.size
+    crf = None if request.crf < 0 else request.crf
+    kind.check(width, height, request.fps, crf)
+    place = place_for(request.filename_prefix, width, height)
+    device = decoding.coder.geometry.vae.device
+    with measured("decode", device) as row, Following(row, device) as following, device_context(device):
+        decoding.coder.room.aside = following.loading
+        following.begin(decoding.coder.geometry.vae.first_stage_model, given=[decoding.latent])
+        source = decoding.source(row, _Watch())
+        audio = _audio(request.audio, kind, source.count, float(rate))
+        _require_disk(place, kind, width, height, source.count)
+        clean(unfinished(), KEPT_DAYS, KEPT_BYTES)
+        key = _key(decoding, kind, crf, float(rate))
+        with Journal(unfinished(), key, kind, width, height, rate, crf) as journal:
+            if not decoding.may_go_on:
+                journal.forget()
+            went_on = journal.done
+            writing = _Writing(journal, source, decoding.coder.geometry.vae)
+            _written(writing, source, decoding, place)
+            path = join(journal, place.folder / place.stem, audio, request.metadata)
+            journal.remove()
+        row.lines += _described(path, kind, source.count, went_on)
+        for text in row.notices:
+            show_on_node(text)
+    return Written(path, place, "\n".join([*row.lines, *(f"! {text}" for text in row.notices)]))
+
+
+def _written(writing: _Writing, source: FrameSource, decoding: Decoding, place: Place) -> None:
+    """All frames, in ways that need less and less while memory runs out."""
+    while writing.at < source.count:
+        done, state = writing.last()
+        try:
+            with writing:
+                source.run(writing.take, writing.border, done, state)
+            return
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise ValueError(
+                f"filename_prefix: the disk of {place.folder} is full after {writing.at} of {source.count} frames; free"
+                f" some and queue the same again: it goes on from frame {writing.kept}"
+            ) from error
+        except Exception as error:  # anything but a failure to allocate goes on
+            if not is_out_of_memory(error) or not source.lower():
+                raise
+        # Outside the handlers: the exception held every tensor of the failed run.
+        give_back()
+        free_others(decoding.coder.geometry.vae.patcher)
+
+
+class _Watch:
+    """Has a cancelled prompt stop before each strip; what is done is told by the frames."""
+
+    def on_tile(self, blended: Tensor) -> None:
+        model_management.throw_exception_if_processing_interrupted()
+
+    def on_strip(self, share: float, out: Tensor | None) -> None:
+        model_management.throw_exception_if_processing_interrupted()
+
+    def slice_done(self, out: Tensor) -> None:
+        """Nothing: its frames are handed on."""
+
+
+class _Writing:
+    """Frames on their way into segments, with the progress of the node. A context manager around each try.
+
+    Attributes:
+        at: frames that were taken.
+        kept: of these, those in segments that are closed.
+    """
+
+    def __init__(self, journal: Journal, source: FrameSource, vae: Any) -> None:
+        self.journal, self.source, self.vae = journal, source, vae
+        self.at = self.kept = self.begun = journal.done
+        self.segment: Any = None
+        self.bar = comfy.utils.ProgressBar(source.count)
+        self.started = self.shown = time.monotonic()
+        self.bar.update_absolute(self.at)
+
+    def last(self) -> tuple[int, State | None]:
+        """Where to go on from: frames, and the state there."""
+        self.at = self.kept
+        return self.kept, {} if not self.kept else self.journal.state(self.kept)
+
+    def __enter__(self) -> _Writing:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._close()
+        elif self.segment is not None:
+            self.segment, segment = None, self.segment
+            segment.__exit__(kind, error, trace)
+
+    def take(self, piece: Tensor) -> None:
+        """Frames (1, C, t, H, W) as the module makes them."""
+        model_management.throw_exception_if_processing_interrupted()
+        frames = piece.to(device="cpu", dtype=torch.float32, copy=True).to(self.vae.vae_output_dtype())
+        frames = self.vae.process_output(frames)[0].movedim(0, -1)
+        if self.segment is None:
+            self.segment = self.journal.segment(self.at).__enter__()
+        self.segment.add(frames)
+        self.at += frames.shape[0]
+        self._tell(frames[-1])
+        if self.at - self.kept >= 2 * SEGMENT:  # of what has no borders; others end at one
+            self._close()
+
+    def border(self, save: Callable[[], State]) -> None:
+        """The decode may be gone on from here."""
+        if self.at - self.kept >= SEGMENT:
+            self.journal.save_state(self.at, save())
+            self._close()
+
+    def _close(self) -> None:
+        if self.segment is not None:
+            self.segment, segment = None, self.segment
+            segment.__exit__(None, None, None)
+            self.kept = self.at
+
+    def _tell(self, frame: Tensor) -> None:
+        now, picture = time.monotonic(), None
+        if now - self.shown >= PREVIEW_EVERY:
+            self.shown, picture = now, ("JPEG", _picture(frame), PREVIEW_SIDE)
+            left = (now - self.started) / (self.at - self.begun) * (self.source.count - self.at)
+            show_on_node(f"frame {self.at} of {self.source.count}, {_duration(left)} left")
+        self.bar.update_absolute(self.at, self.source.count, picture)
+
+
+def _picture(frame: Tensor) -> Image.Image:
+    """A frame (H, W, C), thinned out to preview size."""
+    step = max(1, max(frame.shape[:2]) // PREVIEW_SIDE)
+    thin = frame[::step, ::step, :3].float().clamp(0, 1).mul(255).to(torch.uint8)
+    return Image.fromarray(thin.contiguous().numpy())
+
+
+def _duration(seconds: float) -> str:
+    minutes = round(seconds / 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{max(1, round(seconds))} s"
+
+
+def _key(decoding: Decoding, kind: FileFormat, crf: float | None, rate: float) -> str:
+    """Of all that decides the frames and how they are encoded, but not of the budget: what was begun with one may be
+    finished with a smaller one."""
+    vae = decoding.coder.geometry.vae
+    weights = list(vae.first_stage_model.state_dict().items())
+    notes = (kind.name, str(crf), str(rate), str(vae.vae_dtype), str(vae.device.type))
+    return fingerprint([("latent", decoding.latent), *weights], *notes)
+
+
+def _require_disk(place: Place, kind: FileFormat, width: int, height: int, frames: int) -> None:
+    """The segments and the file that they are joined to, both at once."""
+    pixels = width * height * frames
+    needed = pixels * (kind.bytes_of_pixel if kind.usual_crf is None else 2 * TYPICAL_BYTES)
+    require_room(place.folder, int(needed), f"{frames} frames of {width} x {height} as {kind.name}")
+
+
+def _audio(audio: Mapping[str, Any] | None, kind: FileFormat, frames: int, rate: float) -> Audio | None:
+    if audio is None:
+        return None
+    made = Audio(audio["waveform"][0], int(audio["sample_rate"]))
+    made.check(kind)
+    return made
+
+
+def _described(path: Path, kind: FileFormat, frames: int, went_on: int) -> list[str]:
+    lines = [f"{frames} frames to {path.name} ({kind.name}, {format_bytes(_bytes_of(path))})"]
+    if went_on:
+        lines.append(f"went on from frame {went_on} of an earlier run")
+    return lines
+
+
+def _bytes_of(path: Path) -> int:
+    return path.stat().st_size
+
+
+__all__ = ["FileRequest", "Row", "Written", "decode_to_file"]

@@ -1,0 +1,208 @@
+"""Frames handed on piece by piece: those of the untiled decode, each once, from any border on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headroom.host.core.device import GB
+from headroom.host.streaming.choice import Decoding
+from headroom.host.streaming.source import FrameSource, State
+from headroom.host.vae.fallback import BudgetTooSmall
+from headroom.memory import Row
+
+from .autoencoders import AUTOENCODERS
+from .families import psnr
+
+OWN_WAY = {"seedvr2", "minimax"}  # with tiles of their own
+CHUNKED = ["wan21", "wan21_rgba", "wan22"]
+HANDED_ON = ["ltx", "ltx_noise", "ltx_striding"]
+VIDEOS = [name for name, kind in AUTOENCODERS.items() if kind.video and name not in OWN_WAY]
+PICTURES = ["sd", "sd3", "flux2", "svd"]
+Border = tuple[int, State]
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Silent:
+    """A watch that looks away."""
+
+    def on_tile(self, blended: Tensor) -> None: ...
+
+    def on_strip(self, share: float, out: Tensor | None) -> None: ...
+
+    def slice_done(self, out: Tensor) -> None: ...
+
+
+class Taken:
+    """What a source hands on.
+
+    Args:
+        interrupt: called after each piece with the frames so far; may raise.
+    """
+
+    def __init__(self, done: int = 0, interrupt: Callable[[int], None] = lambda at: None) -> None:
+        self.at, self.pieces, self.borders, self.interrupt = done, list[Tensor](), list[Border](), interrupt
+
+    def take(self, piece: Tensor) -> None:
+        self.pieces.append(piece.detach().to("cpu", torch.float32, copy=True))
+        self.at += piece.shape[2]
+        self.interrupt(self.at)
+
+    def border(self, save: Callable[[], State]) -> None:
+        self.borders.append((self.at, save()))
+
+
+def decoding(name: str, x: Tensor, budget: float = 0.0) -> Decoding:
+    return Decoding.of(AUTOENCODERS[name].load(), {"samples": x}, budget)
+
+
+def handed_on(
+    way: Decoding, source: FrameSource, done: int = 0, state: State | None = None, taken: Taken | None = None
+) -> tuple[Tensor, list[Border]]:
+    """Frames as the stock decode gives them, (T, H, W, C), and the borders."""
+    taken = taken or Taken(done)
+    torch.manual_seed(5)
+    source.run(taken.take, taken.border, done, state)
+    frames = way.coder.geometry.vae.process_output(torch.cat(taken.pieces, 2))
+    return frames[0].movedim(0, -1), taken.borders
+
+
+def stock(name: str, x: Tensor) -> Tensor:
+    torch.manual_seed(5)
+    frames = AUTOENCODERS[name].load().decode(x)
+    return frames.reshape(-1, *frames.shape[-3:])
+
+
+def latent(name: str, cells: int, batch: int = 1) -> Tensor:
+    kind = AUTOENCODERS[name]
+    return kind.latent(4, 5, batch, cells_in_time=cells) if kind.temporal else kind.latent(4, 5, batch)
+
+
+@pytest.mark.parametrize("name", [*VIDEOS, *PICTURES])
+def test_the_frames_of_the_untiled_decode(name: str) -> None:
+    """Bit for bit where a video is whole chunks of the host's, or fits as a whole."""
+    x, row = latent(name, 4, batch=1 if AUTOENCODERS[name].temporal else 3), Row("decode")
+    way = decoding(name, x)
+    source = way.source(row, Silent())
+    assert source.count == stock(name, x).shape[0]
+    frames, _ = handed_on(way, source)
+    assert torch.equal(frames, stock(name, x)) if name not in PICTURES else psnr(frames, stock(name, x)) >= 120
+    assert not row.notices
+    assert row.lines
+
+
+@pytest.mark.parametrize("cells", [1, 2, 3, 5, 8])
+@pytest.mark.parametrize("name", CHUNKED)
+def test_chunks_go_on_from_every_border(name: str, cells: int) -> None:
+    x = latent(name, cells)
+    way = decoding(name, x)
+    whole, borders = handed_on(way, way.source(Row("decode"), Silent()))
+    assert torch.equal(whole, stock(name, x))
+    for done, state in borders:
+        rest = whole[done:]
+        if len(rest):
+            again, _ = handed_on(way, way.source(Row("decode"), Silent()), done, state)
+            assert torch.equal(again, rest), done
+
+
+@pytest.mark.parametrize("name", CHUNKED)
+def test_chunks_in_strips_go_on_from_every_border(name: str) -> None:
+    x = latent(name, 6)
+    way = decoding(name, x)
+
+    def source() -> Any:
+        found: Any = way.source(Row("decode"), Silent())
+        assert found.lower()
+        return found
+
+    whole, borders = handed_on(way, source())
+    assert psnr(whole, stock(name, x)) >= 120
+    for done, state in borders[:-1]:
+        again, _ = handed_on(way, source(), done, state)
+        assert psnr(again, whole[done:]) >= 120
+    assert not source().source.lower()
+
+
+@pytest.mark.parametrize("name", ["wan21", "ltx", "cogvideox", "sd"])
+def test_without_a_state_only_what_is_missing_comes(name: str) -> None:
+    x = latent(name, 4, batch=2)
+    way = decoding(name, x)
+    whole, _ = handed_on(way, way.source(Row("decode"), Silent()))
+    assert psnr(whole, stock(name, x)) >= 120
+    for done in (1, len(whole) // 2 + 1, len(whole) - 1):
+        rest, _ = handed_on(way, way.source(Row("decode"), Silent()), done, None)
+        assert psnr(rest, whole[done:]) >= 120
+        assert len(rest) == len(whole) - done
+
+
+@pytest.mark.parametrize("name", ["ltx", "ltx_striding"])
+def test_windows_of_frames_where_the_module_has_no_room(name: str) -> None:
+    x, row = latent(name, 9), Row("decode")
+    way = decoding(name, x)
+    source = way.source(row, Silent())
+    assert source.lower()
+    frames, _ = handed_on(way, source)
+    assert psnr(frames, stock(name, x)) >= 120
+    assert any("windows of frames" in line for line in row.lines)
+
+
+def test_a_budget_that_the_module_does_not_fit_is_kept_by_strips() -> None:
+    x = latent("wan21", 9)
+    whole, row = decoding("wan21", x), Row("decode")
+    handed_on(whole, whole.source(row, Silent()))
+    assert row.predicted is not None
+    asked = (row.predicted.weights + 0.6 * row.predicted.activations) / GB
+    way, row = decoding("wan21", x, asked), Row("decode")
+    frames, _ = handed_on(way, way.source(row, Silent()))
+    assert psnr(frames, stock("wan21", x)) >= 120
+    assert row.predicted is not None
+    assert row.predicted.peak <= asked * GB
+    assert any("strips of chunks" in line for line in row.lines)
+    with pytest.raises(BudgetTooSmall, match="at least"):
+        way = decoding("wan21", x, (row.predicted.weights + 1000) / GB)
+        handed_on(way, way.source(Row("decode"), Silent()))
+
+
+@pytest.mark.parametrize("name", [*CHUNKED, "ltx"])
+def test_what_is_predicted_does_not_depend_on_the_frames(name: str) -> None:
+    """81 and 5121 frames of Wan; of LTX-Video a latent's first maps are there for all frames."""
+    predicted = []
+    for cells in (21, 1281):
+        way = decoding(name, latent(name, 1).expand(-1, -1, cells, -1, -1))
+        source: Any = way.source(Row("decode"), Silent())
+        assert source.source._fits()
+        predicted.append(source.source.row.predicted.activations)
+    if name in CHUNKED:
+        assert predicted[0] == predicted[1]
+    else:
+        assert predicted[0] < predicted[1] < 60 * predicted[0]
+
+
+def test_memory_that_runs_out_is_told_of_and_the_rest_comes_in_strips() -> None:
+    """As the receiver does it: it asks for less, and goes on from the last border."""
+    x = latent("wan21", 8)
+    way = decoding("wan21", x)
+    source = way.source(Row("decode"), Silent())
+
+    def full(at: int) -> None:
+        if at > 12:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+
+    taken = Taken(interrupt=full)
+    with pytest.raises(torch.OutOfMemoryError):
+        handed_on(way, source, taken=taken)
+    done, state = taken.borders[-1]
+    assert source.lower()
+    rest, _ = handed_on(way, source, done, state)
+    assert psnr(rest, stock("wan21", x)[done:]) >= 120
+
+
+@pytest.mark.parametrize("name", sorted(OWN_WAY & AUTOENCODERS.keys()))
+def test_a_vae_with_tiles_of_its_own_says_what_to_use(name: str) -> None:
+    with pytest.raises(ValueError, match="use VAE Decode and Save Video"):
+        decoding(name, latent(name, 3))
