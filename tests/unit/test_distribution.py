@@ -27,6 +27,7 @@ FOLDERS = {
     "vae",
     "offload",
     "memory",
+    "video",
     "graph",
     "host",
     "nodes",
