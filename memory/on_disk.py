@@ -90,6 +90,6 @@ def _unlink(name: str) -> None:
 
 
 def remove_left(folder: Path) -> None:
-    """Removes the files of processes that were killed; those that are still mapped stay, where the system holds them."""
+    """Removes the files of processes that were killed; where the system holds what is mapped, that stays."""
     for path in folder.glob(f"*{SUFFIX}"):
         _unlink(str(path))

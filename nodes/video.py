@@ -46,7 +46,7 @@ class HeadroomVAEDecodeVideo(io.ComfyNode):
                     "format",
                     options=list(FORMATS),
                     default=next(iter(FORMATS)),
-                    tooltip=" ".join(f"{name}: {one.description}." for name, one in FORMATS.items()),
+                    tooltip=" ".join(f"{name}: {one.tooltip}." for name, one in FORMATS.items()),
                 ),
                 io.String.Input(
                     "filename_prefix",
@@ -101,7 +101,7 @@ class HeadroomVAEDecodeVideo(io.ComfyNode):
         samples: Any,
         vae: Any,
         fps: float,
-        format: str,  # noqa: A002  (the name of the input)
+        format: str,
         filename_prefix: str,
         audio: Any = None,
         crf: float = -1.0,

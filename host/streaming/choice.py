@@ -53,6 +53,7 @@ class Decoding:
                 " Save Video"
             )
         coder = Coder(Decode(low, {}))
+        coder.fallback.can_store = False
         return cls(coder, coder.geometry.prepare(latent))
 
     @property

@@ -1,4 +1,4 @@
-"""Videos that come out of their autoencoder all at once: gathered in a file of the host's temp folder, then handed on."""
+"""Videos that come out of their autoencoder at once: gathered in a file of the host's temp folder, then handed on."""
 
 from __future__ import annotations
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sys
 from typing import Any
 
 from torch import Tensor
 
 from ...memory import Row
-from ...memory.prediction import CannotPredict, Prediction
+from ...memory.prediction import CannotPredict
 from ...vae.exact import CannotRecord, ExactRun
-from ..core.internals import find
 from ..prediction.host_answers import replaced
 from ..prediction.stages import own_card
 from ..prediction.vae import predict_work
 from ..vae.coding import Coder
 from .source import Border, Onward, State, Take
+from .strips import run_strips
 
-LIGHTRICKS = "comfy.ldm.lightricks.vae.causal_video_autoencoder"
 CHUNK = "get_max_chunk_size"  # bytes of a map above which the module cuts it in time
-FOLLOWED = (12, 24)  # latent frames from which what more of them take is known
 WINDOW = 16  # frames of a window of strips
 
 
@@ -61,7 +59,7 @@ class HandedOn:
 
     def _fits(self) -> bool:
         try:
-            found = self._predicted()
+            found = predict_work(self.vae, self.latent, own_card(self.vae.device), self._followed)
         except CannotPredict:
             return False
         if found.activations > self.coder.room.for_work():
@@ -70,21 +68,8 @@ class HandedOn:
         self.coder.room.make(found.activations)
         return True
 
-    def _predicted(self) -> Prediction:
-        """Of short videos, and from there on by a line: all that grows are the maps of whole length."""
-        frames, card = self.latent.shape[2], own_card(self.vae.device)
-
-        def of(cells: int) -> Prediction:
-            return predict_work(
-                self.vae, self.latent[:, :, :cells], card, lambda module, x: module.decode(x, output_buffer=Sink(_drop))
-            )
-
-        short, long = FOLLOWED
-        if frames <= long:
-            return of(frames)
-        first, second = of(short), of(long)
-        more = max(0, second.activations - first.activations) * (frames - long) // (long - short)
-        return replace(second, activations=second.activations + more, live=second.live + more, timeline=())
+    def _followed(self, module: Any, x: Tensor) -> None:
+        module.decode(x, output_buffer=Sink(_drop))
 
     def _by_module(self, onward: Onward) -> None:
         geometry = self.coder.geometry
@@ -95,7 +80,7 @@ class HandedOn:
             watch.on_strip(0.0, None)
             onward.take(frames)
 
-        self.model.decode(x, output_buffer=Sink(take), **geometry.options)
+        self.model.decode(x, output_buffer=Sink(take))
         self.row.lines[:] = [f"exact: {self.kind}: the host's result"]
 
     def _in_windows(self, onward: Onward) -> None:
@@ -107,7 +92,7 @@ class HandedOn:
 
         def module(x: Tensor) -> Tensor:
             kept: list[Tensor] = []
-            self.model.decode(x, output_buffer=Sink(kept.append), **coder.geometry.options)
+            self.model.decode(x, output_buffer=Sink(kept.append))
             if len(kept) != 1:
                 raise CannotRecord("the module cuts its frames into chunks")
             return kept[0]
@@ -116,13 +101,11 @@ class HandedOn:
             onward.begin(0)
             x = self.latent.to(device=self.vae.device, dtype=self.vae.vae_dtype)
             # In one piece as it is recorded: the windows are cut by their own plan, whatever the card.
-            with replaced(find(LIGHTRICKS), CHUNK, lambda *_: 2**62):
+            with replaced(sys.modules[type(self.model).__module__], CHUNK, lambda *_: 2**62):
                 run.stream(onward.take, module, x)
             return self.latent
 
-        exact.run(code, coder.geometry.watch(1).on_strip)
-        self.row.lines[:] = coder.strips.describe(exact)
-        self.row.predicted = coder.strips.planned(self.latent, exact)
+        run_strips(coder, exact, code, self.latent, self.row)
 
 
 class Sink:

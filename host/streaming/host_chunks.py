@@ -20,6 +20,7 @@ from ..prediction.vae import predict_work
 from ..vae.coding import Coder
 from ..video.chunks import Chunks
 from .source import Border, Onward, State, Take
+from .strips import run_strips
 
 TEXT = ".text"  # of a place of the cache that holds a word
 
@@ -43,9 +44,7 @@ class HostChunks:
         self.kind = "in the host's own chunks"
         self.whole = True  # chunks are computed as such, not in strips
 
-    def _begun(
-        self, done: int = 0, state: State | None = None, put: Callable[[Tensor], Any] | None = None
-    ) -> Chunks:
+    def _begun(self, done: int = 0, state: State | None = None, put: Callable[[Tensor], Any] | None = None) -> Chunks:
         """The way through the video, from a border on.
 
         Args:
@@ -127,9 +126,7 @@ class HostChunks:
             run.stream(onward.take, self.model.decode, self.latent)
             return self.latent
 
-        exact.run(code, self.coder.geometry.watch(1).on_strip)
-        self.row.lines[:] = self.coder.strips.describe(exact)
-        self.row.predicted = self.coder.strips.planned(self.latent, exact)
+        run_strips(self.coder, exact, code, self.latent, self.row)
 
 
 def _saved(chunks: Any) -> State:

@@ -24,8 +24,11 @@ class FrameSource(Protocol):
         kind: the way, in words for the report.
     """
 
-    count: int
-    kind: str
+    @property
+    def count(self) -> int: ...
+
+    @property
+    def kind(self) -> str: ...
 
     def run(self, take: Take, border: Border, done: int, state: State | None) -> None:
         """Hands all frames on from a border.

@@ -43,6 +43,7 @@ class Fallback:
     def __init__(self, geometry: Geometry, room: Room, tiles: TileCoder) -> None:
         self.geometry, self.room, self.tiles = geometry, room, tiles
         self.settings = geometry.settings
+        self.can_store = self.settings.store != "float16"  # there is a store to be set, and it would help
 
     def unrecorded(self, error: NotExact, row: Row) -> None:
         """Strips cannot follow the module. Under auto, one piece has been found too large by now.
@@ -77,7 +78,7 @@ class Fallback:
                 notice(row, f"feathered (approximate): {needed}, {there}")
                 return
             least = min(least, plan.bytes + self.room.weights())
-        advice = "" if self.settings.store == "float16" else ", or set store to float16"
+        advice = ", or set store to float16" if self.can_store else ""
         needed = f"the {gigabytes(least, up=True)} that {sizes} needs at least ({self._weights()} included)"
         if not self.settings.vram_budget_gb:
             raise BudgetTooSmall(

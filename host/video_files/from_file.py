@@ -25,6 +25,7 @@ from ..measure.runs import Following, measured, notice
 from ..prediction.stages import own_card
 from ..prediction.vae import predict_work
 from ..streaming.gathered import exactly
+from ..streaming.strips import run_strips
 from ..vae.coding import Coder
 from ..vae.directions import Encode
 from ..vae.room import free_others, give_back
@@ -65,9 +66,7 @@ class Resizing:
         height, width = frames.shape[1:3]
         if self.size(width, height) == (width, height):
             return frames
-        scaled = comfy.utils.common_upscale(
-            frames.movedim(-1, 1), *self.size(width, height), self.method, self.crop
-        )
+        scaled = comfy.utils.common_upscale(frames.movedim(-1, 1), *self.size(width, height), self.method, self.crop)
         return scaled.movedim(1, -1)
 
 
@@ -82,6 +81,7 @@ def encode_from_file(vae: Any, frames: Frames, resizing: Resizing, vram_budget_g
     if not is_tileable(low):
         raise ValueError("vae: this VAE encodes sound, or in tiles of its own; use Get Video Components and VAE Encode")
     coder = Coder(Encode(low))
+    coder.fallback.can_store = False
     encoding = _Encoding(coder, frames, resizing)
     with measured("encode", low.device) as row, Following(row, low.device) as following, device_context(low.device):
         coder.room.aside = following.loading
@@ -234,7 +234,5 @@ class _Encoding:
             run.stream(parts.append, self.vae.first_stage_model.encode, likeness)
             return likeness
 
-        exact.run(code, self.on_strip)
-        row.lines += self.coder.strips.describe(exact)
-        row.predicted = self.coder.strips.planned(likeness, exact)
+        run_strips(self.coder, exact, code, likeness, row)
         return torch.cat(parts, 2).to(self.vae.vae_output_dtype())

@@ -48,7 +48,7 @@ class Frames:
             window = getattr(video, "get_active_trim_window", None)
             start, duration = window() if window is not None else _trim_of(video)
             self._reader = reader = FrameReader(video.get_stream_source(), start, duration)
-            self.count, self.width, self.height = reader.count, reader.width, reader.height
+            self.count, self.width, self.height = reader.frames, reader.width, reader.height
         else:
             self._images = images = video.get_components().images
             self.count, self.height, self.width = (int(size) for size in images.shape[:3])

@@ -47,8 +47,8 @@ def place_for(filename_prefix: str, width: int, height: int) -> Place:
             pass
     except OSError as error:
         raise ValueError(
-            f"filename_prefix: {filename_prefix[:80]} cannot be written ({error.strerror}); choose another folder of the"
-            " output folder, or make it writable"
+            f"filename_prefix: {filename_prefix[:80]} cannot be written ({error.strerror}); choose another subfolder of"
+            " the output folder, or make it writable"
         ) from error
     return Place(Path(folder), f"{name}_{counter:05}_", subfolder)
 

@@ -15,22 +15,24 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ...memory import Row
-from ...memory.on_disk import require_room
+from ...memory.on_disk import DiskTooSmall, require_room
 from ...memory.units import format_bytes
 from ...offload import fingerprint
-from ...video import FORMATS, Audio, FileFormat, Journal, clean, join, rate_of
+from ...video import FORMATS, Audio, FileFormat, Journal, JournalIsLocked, JournalPlan, check, check_audio, clean, rate
+from ...video.formats import BITS_8, BITS_16, FLOAT
 from ..core.compat import device_context, is_out_of_memory, show_on_node
 from ..measure.runs import Following, measured
 from ..streaming.choice import Decoding
 from ..streaming.source import FrameSource, State
 from ..vae.room import free_others, give_back
 from .output import Place, place_for, unfinished
+from .segments import Encoding, Segments
 
 SEGMENT = 64  # frames, at least: each begins with a whole picture, and is what a killed decode loses at most
 PREVIEW_SIDE, PREVIEW_EVERY = 384, 2.0  # px, seconds
 KEPT_DAYS, KEPT_BYTES = 14.0, 64 * 2**30  # of videos that are not finished
-TYPICAL_BYTES = 0.2  # of a pixel of a lossy video: its files are 0.02 to 0.2, and lie on the disk twice at the end
+# Of a pixel: what lossy files take at most as a rule; of lossless ones the values, which noise alone fills.
+TYPICAL_BYTES, BYTES, SHARE = 0.2, {BITS_8: 1, BITS_16: 2, FLOAT: 4}, 0.75
 
 
 @dataclass(frozen=True)
@@ -79,36 +81,48 @@ def decode_to_file(vae: Any, samples: dict[str, Any], request: FileRequest, vram
         ValueError: an input that does not fit the others, a disk that is too small: before any work.
         BudgetTooSmall, OOM_EXCEPTION: as the VAE nodes do.
     """
+    form = FORMATS[request.format]
+    crf = None if request.crf < 0 or form.crf is None else request.crf
+    audio = _audio(request.audio, form)
     decoding = Decoding.of(vae, samples, vram_budget_gb)
-    kind, rate = FORMATS[request.format], rate_of(request.fps)
-    width, height = decoding.size
-    crf = None if request.crf < 0 else request.crf
-    kind.check(width, height, request.fps, crf)
-    place = place_for(request.filename_prefix, width, height)
+    encoding = Encoding(form, *decoding.size, rate(request.fps), crf)
+    check(form.name, encoding.width, encoding.height, request.fps, crf)
+    place = place_for(request.filename_prefix, encoding.width, encoding.height)
     device = decoding.coder.geometry.vae.device
     with measured("decode", device) as row, Following(row, device) as following, device_context(device):
         decoding.coder.room.aside = following.loading
         following.begin(decoding.coder.geometry.vae.first_stage_model, given=[decoding.latent])
         source = decoding.source(row, _Watch())
-        audio = _audio(request.audio, kind, source.count, float(rate))
-        _require_disk(place, kind, width, height, source.count)
+        _require_disk(place, encoding, source.count)
         clean(unfinished(), KEPT_DAYS, KEPT_BYTES)
-        key = _key(decoding, kind, crf, float(rate))
-        with Journal(unfinished(), key, kind, width, height, rate, crf) as journal:
-            if not decoding.may_go_on:
-                journal.forget()
-            went_on = journal.done
-            writing = _Writing(journal, source, decoding.coder.geometry.vae)
-            _written(writing, source, decoding, place)
-            path = join(journal, place.folder / place.stem, audio, request.metadata)
+        with _journal(decoding, encoding, source.count) as journal:
+            segments = Segments(journal, encoding)
+            went_on = segments.kept
+            _decode(_Writing(segments, source, decoding.coder.geometry.vae), source, decoding, place)
+            path = segments.put_together(place, audio, request.metadata)
             journal.remove()
-        row.lines += _described(path, kind, source.count, went_on)
+        row.lines += _described(path, form, source.count, went_on)
         for text in row.notices:
             show_on_node(text)
     return Written(path, place, "\n".join([*row.lines, *(f"! {text}" for text in row.notices)]))
 
 
-def _written(writing: _Writing, source: FrameSource, decoding: Decoding, place: Place) -> None:
+def _journal(decoding: Decoding, encoding: Encoding, frames: int) -> Journal:
+    """What is done of the same work; empty where it would not be the same if it were done again."""
+    key = _key(decoding, encoding)
+    form, size = encoding.form, (encoding.width, encoding.height)
+    plan = JournalPlan(key, form.name, form.segment_extension, *size, frames)
+    try:
+        journal = Journal.open(unfinished(), plan)
+        if not decoding.may_go_on and journal.finished():
+            journal.remove()
+            journal = Journal.open(unfinished(), plan)
+    except JournalIsLocked as error:
+        raise ValueError(f"samples: {error}") from error
+    return journal
+
+
+def _decode(writing: _Writing, source: FrameSource, decoding: Decoding, place: Place) -> None:
     """All frames, in ways that need less and less while memory runs out."""
     while writing.at < source.count:
         done, state = writing.last()
@@ -116,6 +130,8 @@ def _written(writing: _Writing, source: FrameSource, decoding: Decoding, place: 
             with writing:
                 source.run(writing.take, writing.border, done, state)
             return
+        except DiskTooSmall:
+            raise
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
@@ -149,56 +165,49 @@ class _Writing:
 
     Attributes:
         at: frames that were taken.
-        kept: of these, those in segments that are closed.
     """
 
-    def __init__(self, journal: Journal, source: FrameSource, vae: Any) -> None:
-        self.journal, self.source, self.vae = journal, source, vae
-        self.at = self.kept = self.begun = journal.done
-        self.segment: Any = None
+    def __init__(self, segments: Segments, source: FrameSource, vae: Any) -> None:
+        self.segments, self.source, self.vae = segments, source, vae
+        self.at = self.begun = segments.kept
         self.bar = comfy.utils.ProgressBar(source.count)
         self.started = self.shown = time.monotonic()
         self.bar.update_absolute(self.at)
 
+    @property
+    def kept(self) -> int:
+        """Frames in segments that are closed."""
+        return self.segments.kept
+
     def last(self) -> tuple[int, State | None]:
         """Where to go on from: frames, and the state there."""
         self.at = self.kept
-        return self.kept, {} if not self.kept else self.journal.state(self.kept)
+        return self.kept, self.segments.last_state()
 
     def __enter__(self) -> _Writing:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is None:
-            self._close()
-        elif self.segment is not None:
-            self.segment, segment = None, self.segment
-            segment.__exit__(kind, error, trace)
+            self.segments.close({})
+        else:
+            self.segments.drop(error)
 
     def take(self, piece: Tensor) -> None:
         """Frames (1, C, t, H, W) as the module makes them."""
         model_management.throw_exception_if_processing_interrupted()
         frames = piece.to(device="cpu", dtype=torch.float32, copy=True).to(self.vae.vae_output_dtype())
         frames = self.vae.process_output(frames)[0].movedim(0, -1)
-        if self.segment is None:
-            self.segment = self.journal.segment(self.at).__enter__()
-        self.segment.add(frames)
+        self.segments.add(frames)
         self.at += frames.shape[0]
         self._tell(frames[-1])
-        if self.at - self.kept >= 2 * SEGMENT:  # of what has no borders; others end at one
-            self._close()
+        if self.at - self.kept >= 2 * SEGMENT:  # of what has no borders; the others end at one
+            self.segments.close(None)
 
     def border(self, save: Callable[[], State]) -> None:
         """The decode may be gone on from here."""
         if self.at - self.kept >= SEGMENT:
-            self.journal.save_state(self.at, save())
-            self._close()
-
-    def _close(self) -> None:
-        if self.segment is not None:
-            self.segment, segment = None, self.segment
-            segment.__exit__(None, None, None)
-            self.kept = self.at
+            self.segments.close(save())
 
     def _tell(self, frame: Tensor) -> None:
         now, picture = time.monotonic(), None
@@ -223,39 +232,41 @@ def _duration(seconds: float) -> str:
     return f"{minutes} min" if minutes else f"{max(1, round(seconds))} s"
 
 
-def _key(decoding: Decoding, kind: FileFormat, crf: float | None, rate: float) -> str:
+def _key(decoding: Decoding, encoding: Encoding) -> str:
     """Of all that decides the frames and how they are encoded, but not of the budget: what was begun with one may be
     finished with a smaller one."""
     vae = decoding.coder.geometry.vae
-    weights = list(vae.first_stage_model.state_dict().items())
-    notes = (kind.name, str(crf), str(rate), str(vae.vae_dtype), str(vae.device.type))
+    weights = vae.first_stage_model.state_dict().items()
+    notes = (encoding.form.name, str(encoding.crf), str(encoding.rate), str(vae.vae_dtype), vae.device.type)
     return fingerprint([("latent", decoding.latent), *weights], *notes)
 
 
-def _require_disk(place: Place, kind: FileFormat, width: int, height: int, frames: int) -> None:
-    """The segments and the file that they are joined to, both at once."""
-    pixels = width * height * frames
-    needed = pixels * (kind.bytes_of_pixel if kind.usual_crf is None else 2 * TYPICAL_BYTES)
-    require_room(place.folder, int(needed), f"{frames} frames of {width} x {height} as {kind.name}")
+def _require_disk(place: Place, encoding: Encoding, frames: int) -> None:
+    """For the segments and the file that they are joined to, both at once; pictures are moved."""
+    form, pixels = encoding.form, encoding.width * encoding.height * frames
+    copies = 1 if form.is_sequence else 2
+    of_pixel = copies * (3 * BYTES[form.frames] if form.crf is None else TYPICAL_BYTES)
+    what = f"filename_prefix: {frames} frames of {encoding.width} x {encoding.height} as {form.name}"
+    require_room(place.folder, int(pixels * of_pixel * SHARE), what)
 
 
-def _audio(audio: Mapping[str, Any] | None, kind: FileFormat, frames: int, rate: float) -> Audio | None:
+def _audio(audio: Mapping[str, Any] | None, form: FileFormat) -> Audio | None:
     if audio is None:
         return None
     made = Audio(audio["waveform"][0], int(audio["sample_rate"]))
-    made.check(kind)
+    check_audio(made, form.extension)
     return made
 
 
-def _described(path: Path, kind: FileFormat, frames: int, went_on: int) -> list[str]:
-    lines = [f"{frames} frames to {path.name} ({kind.name}, {format_bytes(_bytes_of(path))})"]
+def _described(path: Path, form: FileFormat, frames: int, went_on: int) -> list[str]:
+    name = path.parent.name if form.is_sequence else path.name
+    lines = [f"{frames} frames to {name} ({form.name}, {format_bytes(_bytes_of(path))})"]
     if went_on:
         lines.append(f"went on from frame {went_on} of an earlier run")
     return lines
 
 
 def _bytes_of(path: Path) -> int:
-    return path.stat().st_size
-
-
-__all__ = ["FileRequest", "Row", "Written", "decode_to_file"]
+    """Of a file; of a list its pictures."""
+    files = path.parent.iterdir() if path.suffix == ".ffconcat" else [path]
+    return sum(file.stat().st_size for file in files)

@@ -27,9 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("part", choices=[*PARTS, "table"], help="what to try, or the table of what was tried")
     parser.add_argument("--cases", type=int, default=100, metavar="N", help="how many (default 100)")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="of the cases: the same seed, the same cases")
-    parser.add_argument(
-        "--first", type=int, default=0, metavar="NUMBER", help="begin here"
-    )
+    parser.add_argument("--first", type=int, default=0, metavar="NUMBER", help="begin here")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="one case again")
     parser.add_argument("--minutes", type=float, default=1e9, metavar="M", help="end after so many")
     parser.add_argument("--journal", type=Path, default=JOURNAL, help="a line a case; what is in it is not done again")

@@ -134,7 +134,7 @@ def test_without_a_state_only_what_is_missing_comes(name: str) -> None:
     way = decoding(name, x)
     whole, _ = handed_on(way, way.source(Row("decode"), Silent()))
     assert psnr(whole, stock(name, x)) >= 120
-    for done in (1, len(whole) // 2 + 1, len(whole) - 1):
+    for done in {1, len(whole) // 2, len(whole) - 1}:
         rest, _ = handed_on(way, way.source(Row("decode"), Silent()), done, None)
         assert psnr(rest, whole[done:]) >= 120
         assert len(rest) == len(whole) - done
@@ -152,20 +152,21 @@ def test_windows_of_frames_where_the_module_has_no_room(name: str) -> None:
 
 
 def test_a_budget_that_the_module_does_not_fit_is_kept_by_strips() -> None:
-    x = latent("wan21", 9)
+    x = AUTOENCODERS["wan21"].latent(16, 14, cells_in_time=5)
     whole, row = decoding("wan21", x), Row("decode")
     handed_on(whole, whole.source(row, Silent()))
     assert row.predicted is not None
-    asked = (row.predicted.weights + 0.6 * row.predicted.activations) / GB
+    asked = (row.predicted.weights + 0.85 * row.predicted.activations) / GB
     way, row = decoding("wan21", x, asked), Row("decode")
     frames, _ = handed_on(way, way.source(row, Silent()))
     assert psnr(frames, stock("wan21", x)) >= 120
     assert row.predicted is not None
     assert row.predicted.peak <= asked * GB
     assert any("strips of chunks" in line for line in row.lines)
-    with pytest.raises(BudgetTooSmall, match="at least"):
-        way = decoding("wan21", x, (row.predicted.weights + 1000) / GB)
+    way = decoding("wan21", x, (row.predicted.weights + 1000) / GB)
+    with pytest.raises(BudgetTooSmall, match="needs at least") as failure:
         handed_on(way, way.source(Row("decode"), Silent()))
+    assert "store" not in str(failure.value)
 
 
 @pytest.mark.parametrize("name", [*CHUNKED, "ltx"])
@@ -180,7 +181,7 @@ def test_what_is_predicted_does_not_depend_on_the_frames(name: str) -> None:
     if name in CHUNKED:
         assert predicted[0] == predicted[1]
     else:
-        assert predicted[0] < predicted[1] < 60 * predicted[0]
+        assert predicted[0] < predicted[1] < 61 * predicted[0]
 
 
 def test_memory_that_runs_out_is_told_of_and_the_rest_comes_in_strips() -> None:

@@ -1,0 +1,381 @@
+"""Latents decoded straight to files and files encoded straight to latents, in process: the stock frames, nothing lost."""
+
+from __future__ import annotations
+
+import errno
+import sys
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management as model_management
+import folder_paths
+import pytest
+import torch
+from comfy_api.latest import InputImpl, Types
+from torch import Tensor
+
+from headroom.host.measure.runs import LOG
+from headroom.host.streaming.source import State
+from headroom.host.video_files import to_file
+from headroom.host.video_files.from_file import Resizing, encode_from_file
+from headroom.host.video_files.host_video import Frames, video_of
+from headroom.host.video_files.output import unfinished
+from headroom.host.video_files.segments import Segments
+from headroom.host.video_files.to_file import FileRequest, Written, decode_to_file
+from headroom.video import FORMATS, FrameReader
+
+from .autoencoders import AUTOENCODERS
+from .families import psnr
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LOSSLESS = [name for name, form in FORMATS.items() if form.crf is None]
+LOSSY = [name for name, form in FORMATS.items() if form.crf is not None]
+
+
+@pytest.fixture(autouse=True)
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An output folder of the test's own."""
+    monkeypatch.setattr(folder_paths, "output_directory", str(tmp_path))
+
+
+@pytest.fixture
+def short_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(to_file, "SEGMENT", 8)
+
+
+def request(**changes: Any) -> FileRequest:
+    asked = {
+        "format": "mkv ffv1", "fps": 16.0, "crf": -1.0, "filename_prefix": "video/test", "audio": None, "metadata": {},
+    }  # fmt: skip
+    return FileRequest(**{**asked, **changes})
+
+
+def latent(name: str, cells: int = 5, batch: int = 1) -> dict[str, Tensor]:
+    kind = AUTOENCODERS[name]
+    return {"samples": kind.latent(4, 6, batch, cells_in_time=cells)}
+
+
+def decode(name: str, samples: dict[str, Tensor] | None = None, budget: float = 0.0, **changes: Any) -> Written:
+    torch.manual_seed(5)
+    return decode_to_file(AUTOENCODERS[name].load(), samples or latent(name), request(**changes), budget)
+
+
+def stock(name: str, samples: dict[str, Tensor] | None = None) -> Tensor:
+    torch.manual_seed(5)
+    frames = AUTOENCODERS[name].load().decode((samples or latent(name))["samples"])
+    return frames.reshape(-1, *frames.shape[-3:])
+
+
+def read(path: Path) -> Tensor:
+    return torch.cat(list(FrameReader(path).windows(16)))
+
+
+def eight_bits(frames: Tensor) -> Tensor:
+    """As the host's own nodes round them."""
+    return (frames * 255).clamp(0, 255).byte() / 255
+
+
+@pytest.mark.parametrize("name", ["wan21", "wan22", "ltx", "cogvideox", "sd"])
+def test_lossless_frames_are_those_of_the_stock_path(name: str) -> None:
+    samples = latent(name, batch=1 if AUTOENCODERS[name].temporal else 5)
+    written = decode(name, samples)
+    frames, expected = read(written.path), stock(name, samples)
+    if name == "sd":  # one picture at a time rounds otherwise than five together
+        assert (frames - eight_bits(expected)).abs().max() <= 1 / 255 + 1e-6
+    else:
+        assert torch.equal(frames, eight_bits(expected))
+    assert FrameReader(written.path).rate == 16
+    assert str(len(expected)) in written.report
+    assert not list(unfinished().iterdir())
+
+
+@pytest.mark.parametrize("name", LOSSLESS)
+def test_lossless_formats(name: str) -> None:
+    written, expected = decode("wan21", format=name), stock("wan21")
+    frames = read(written.path)
+    if "16-bit" in name:
+        assert torch.equal(frames, (expected * 65535).clamp(0, 65535).floor() / 65535)
+    else:
+        assert torch.equal(frames, expected if name == "exr" else eight_bits(expected))
+
+
+@pytest.mark.parametrize("name", LOSSY)
+def test_lossy_formats_have_every_frame(name: str) -> None:
+    written = decode("wan21", format=name, crf=10)
+    reader = FrameReader(written.path)
+    assert (reader.frames, reader.rate) == (17, 16)
+    assert psnr(read(written.path), stock("wan21")) > 20
+
+
+@pytest.mark.parametrize("name", ["wan21", "ltx"])
+def test_the_video_goes_through_the_stock_nodes(name: str, tmp_path: Path) -> None:
+    """Components, trimming, Save Video of the same codec without another encoding."""
+    written = decode(name, format="mp4 h264", fps=8)
+    video = video_of(written.path)
+    frames = len(stock(name))
+    components = video.get_components()
+    assert components.images.shape == stock(name).shape
+    assert components.frame_rate == 8
+    assert video.get_dimensions() == tuple(reversed(components.images.shape[1:3]))
+    trimmed = video.as_trimmed(0.5, 1.0, strict_duration=False)
+    assert trimmed.get_components().images.shape[0] == 8
+    assert Frames(trimmed).count == 8
+    video.save_to(str(tmp_path / "saved.mp4"), format=Types.VideoContainer("mp4"), codec=Types.VideoCodec("h264"))
+    assert torch.equal(read(tmp_path / "saved.mp4"), read(written.path))
+    assert FrameReader(tmp_path / "saved.mp4").frames == frames
+
+
+def test_metadata_and_counter_as_save_video_writes_them() -> None:
+    import av
+
+    prompt = {"1": {"class_type": "KSampler", "inputs": {"seed": 3}}}
+    first = decode("wan21", format="mp4 h264", metadata={"prompt": prompt, "workflow": {"nodes": []}})
+    second = decode("wan21", format="mp4 h264")
+    assert [one.path.name for one in (first, second)] == ["test_00001_.mp4", "test_00002_.mp4"]
+    with av.open(str(first.path)) as container:
+        assert '"seed": 3' in container.metadata["prompt"]
+        assert container.metadata["workflow"] == '{"nodes": []}'
+
+
+@pytest.mark.parametrize(("name", "form"), [("mp4 h264", "mp4"), ("webm vp9", "webm"), ("mkv ffv1", "mkv")])
+def test_sound(name: str, form: str) -> None:
+    """Longer than the video: cut; shorter: it ends before."""
+    for seconds in (0.4, 3.0):
+        wave = torch.sin(torch.arange(int(44100 * seconds)) * 0.05)[None, None].expand(1, 2, -1)
+        written = decode("wan21", format=name, audio={"waveform": wave, "sample_rate": 44100})
+        components = InputImpl.VideoFromFile(str(written.path)).get_components()
+        assert components.audio is not None
+        heard = components.audio["waveform"].shape[-1] / components.audio["sample_rate"]
+        assert abs(heard - min(seconds, 17 / 16)) < 0.1
+        assert components.images.shape[0] == 17
+
+
+# ------------------------------------------------------------------------------------------------- nothing is lost
+
+
+class Stopped(Exception):
+    """In the place of a kill."""
+
+
+@pytest.mark.usefixtures("short_segments")
+@pytest.mark.parametrize("form", ["mp4 h264", "mkv ffv1", "png"])
+@pytest.mark.parametrize("name", ["wan21", "wan22", "ltx"])
+def test_what_was_ended_goes_on(name: str, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file is that of a run that was not ended, byte for byte; what is kept is not computed again."""
+    samples = latent(name, 9)
+    if name == "ltx":  # its module cuts larger videos into chunks
+        module = sys.modules[type(AUTOENCODERS[name].load().first_stage_model).__module__]
+        monkeypatch.setattr(module, "get_max_chunk_size", lambda device: 2**20)
+    whole = decode(name, samples, format=form, filename_prefix="whole")
+    taken: list[int] = []
+    add = Segments.add
+
+    def counted(self: Segments, frames: Tensor) -> None:
+        taken.append(frames.shape[0])
+        if sum(taken) > 25 and stops:
+            raise Stopped
+        add(self, frames)
+
+    monkeypatch.setattr(Segments, "add", counted)
+    stops = True
+    with pytest.raises(Stopped):
+        decode(name, samples, format=form)
+    kept = [path for folder in unfinished().iterdir() for path in folder.iterdir()]
+    assert any("000000-" in path.name for path in kept)
+    assert not list(Path(folder_paths.get_output_directory(), "video").iterdir())
+    taken.clear()
+    stops = False
+    again = decode(name, samples, format=form)
+    assert "went on from frame" in again.report
+    assert sum(taken) < len(stock(name, samples))
+    assert files_of(again) == files_of(whole)
+    assert not list(unfinished().iterdir())
+
+
+def files_of(written: Written) -> list[bytes]:
+    if written.path.suffix != ".ffconcat":
+        return [written.path.read_bytes()]
+    return [path.read_bytes() for path in sorted(written.path.parent.iterdir())]
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_another_latent_format_or_quality_does_not_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    close = Segments.close
+
+    def closed(self: Segments, state: State | None) -> None:
+        close(self, state)
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segments, "close", closed)
+        for changes in (
+            {},
+            {"fps": 8.0},
+            {"format": "png"},
+            {"format": "mp4 h264"},
+            {"format": "mp4 h264", "crf": 3.0},
+        ):
+            with pytest.raises(Stopped):
+                decode("wan21", **changes)
+        with pytest.raises(Stopped):
+            decode("wan21", {"samples": latent("wan21")["samples"] * 1.001})
+    assert len(list(unfinished().iterdir())) == 6
+    assert "went on" in decode("wan21").report
+    assert len(list(unfinished().iterdir())) == 5
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_memory_that_runs_out_midway(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest comes in strips; no frame twice, none missing."""
+    samples, failures = latent("wan21", 9), [1]
+    take = to_file._Writing.take
+
+    def full(self: Any, piece: Tensor) -> None:
+        if self.at > 20 and failures:
+            failures.pop()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        take(self, piece)
+
+    monkeypatch.setattr(to_file._Writing, "take", full)
+    written = decode("wan21", samples)
+    assert not failures
+    assert "strips of chunks" in written.report
+    frames, expected = read(written.path), stock("wan21", samples)
+    assert frames.shape == expected.shape
+    assert (frames - eight_bits(expected)).abs().max() <= 1 / 255 + 1e-6
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_a_cancel_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, calls = latent("wan21", 9), []
+
+    def cancelled() -> None:
+        calls.append(1)
+        if len(calls) > 12:
+            raise model_management.InterruptProcessingException
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model_management, "throw_exception_if_processing_interrupted", cancelled)
+        with pytest.raises(model_management.InterruptProcessingException):
+            decode("wan21", samples)
+    assert "went on from frame" in decode("wan21", samples).report
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_a_full_disk_says_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, add = latent("wan21", 9), Segments.add
+
+    def full(self: Segments, frames: Tensor) -> None:
+        if self.kept >= 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        add(self, frames)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segments, "add", full)
+        with pytest.raises(ValueError, match=r"is full after \d+ of 33 frames; .* goes on from frame \d+"):
+            decode("wan21", samples)
+    assert "went on from frame" in decode("wan21", samples).report
+
+
+# ---------------------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"fps": 0.0}, "fps"),
+        ({"fps": float("nan")}, "fps"),
+        ({"filename_prefix": "../outside"}, "leads out of the output folder"),
+        ({"filename_prefix": "/etc/x"}, "leads out of the output folder"),
+        ({"filename_prefix": ""}, "filename_prefix: is empty"),
+        ({"format": "mp4 h264", "crf": 60.0}, "crf is 60"),
+        ({"audio": {"waveform": torch.zeros(1, 2, 0), "sample_rate": 44100}}, "audio has no samples"),
+        ({"audio": {"waveform": torch.zeros(1, 2, 100), "sample_rate": 44100}, "format": "png"}, "audio cannot be put"),
+    ],
+)
+def test_one_sentence_before_any_work(changes: Any, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(to_file.Decoding, "source", lambda *_: pytest.fail("it was begun"))
+    with pytest.raises(ValueError, match=said) as failure:
+        decode("wan21", **changes)
+    assert "\n" not in str(failure.value)
+
+
+def test_odd_sizes_with_h264(monkeypatch: pytest.MonkeyPatch) -> None:
+    vae = AUTOENCODERS["pixel_space"].load()
+    samples = {"samples": torch.rand(3, 3, 33, 31)}
+    with pytest.raises(ValueError, match="even sizes, and the frames are 31x33"):
+        decode_to_file(vae, samples, request(format="mp4 h264"), 0.0)
+    assert read(decode_to_file(vae, samples, request(), 0.0).path).shape == (3, 33, 31, 3)
+
+
+def test_a_disk_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**28 + 1000))
+    with pytest.raises(ValueError, match=r"17 frames of 48 x 32 as mkv ffv1 needs .* are free"):
+        decode("wan21")
+
+
+# ------------------------------------------------------------------------------------------------------- encoding
+
+
+@pytest.mark.parametrize("name", ["wan21", "wan22", "ltx", "cogvideox", "sd"])
+def test_a_file_is_encoded_as_its_frames_would_be(name: str) -> None:
+    kind = AUTOENCODERS[name]
+    pixels = eight_bits(kind.pixels(4 * kind.shrink + 3, 5 * kind.shrink, 9))
+    written = write(pixels)
+    found, report = encode_from_file(kind.load(), Frames(video_of(written)), Resizing(), 0.0)
+    torch.manual_seed(5)
+    expected = kind.load().encode(pixels)
+    assert found.shape == expected.shape
+    assert psnr(found, expected) >= (120 if name == "sd" else 100)
+    if name.startswith("wan"):
+        assert torch.equal(found, expected)
+    assert "9 frames" in report
+
+
+def write(pixels: Tensor) -> Path:
+    """A lossless file of frames."""
+    from headroom.video import SegmentWriter
+
+    path = Path(folder_paths.get_output_directory()) / "given.mkv"
+    with SegmentWriter(path, FORMATS["mkv ffv1"], pixels.shape[2], pixels.shape[1], Fraction(16)) as writer:
+        writer.add(pixels)
+    return path
+
+
+def test_an_encode_in_strips_where_the_module_has_no_room() -> None:
+    kind = AUTOENCODERS["wan21"]
+    pixels = eight_bits(kind.pixels(128, 112, 9))
+    frames = Frames(video_of(write(pixels)))
+    encode_from_file(kind.load(), frames, Resizing(), 0.0)
+    predicted = LOG.rows("", "")[-1].predicted
+    assert predicted is not None
+    asked = (predicted.weights + 0.85 * predicted.activations) / 2**30
+    found, report = encode_from_file(kind.load(), frames, Resizing(), asked)
+    assert psnr(found, kind.load().encode(pixels)) >= 100
+    assert "strips of chunks" in report
+    with pytest.raises(ValueError, match="vram_budget_gb: .* needs at least"):
+        encode_from_file(kind.load(), frames, Resizing(), predicted.weights / 2**30 + 1e-4)
+
+
+def test_frames_are_resized_as_upscale_image_does_it() -> None:
+    import comfy.utils
+
+    pixels = eight_bits(AUTOENCODERS["wan21"].pixels(40, 64, 5))
+    scaled = comfy.utils.common_upscale(pixels.movedim(-1, 1), 48, 32, "bilinear", "center").movedim(1, -1)
+    vae = AUTOENCODERS["wan21"].load()
+    found, _ = encode_from_file(vae, Frames(video_of(write(pixels))), Resizing(48, 32, "bilinear", "center"), 0.0)
+    assert torch.equal(found, vae.encode(scaled))
+    assert Resizing(48, 0).size(64, 40) == (48, 30)
+    assert Resizing(0, 20).size(64, 40) == (32, 20)
+
+
+def test_a_video_of_tensors_is_encoded_without_a_file() -> None:
+    pixels = AUTOENCODERS["wan21"].pixels(32, 48, 5)
+    video = InputImpl.VideoFromComponents(Types.VideoComponents(images=pixels, frame_rate=Fraction(8)))
+    vae = AUTOENCODERS["wan21"].load()
+    found, _ = encode_from_file(vae, Frames(video), Resizing(), 0.0)
+    assert torch.equal(found, vae.encode(pixels))
