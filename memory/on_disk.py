@@ -49,8 +49,7 @@ def on_disk(folder: Path, shape: Sequence[int]) -> Tensor:
 
     The file's blocks are taken at once: a disk that fills up later would end the process when a page is written.
     Where the system lets a mapped file be unlinked it has no name from then on, so that nothing is left of it even if
-    the process is killed; elsewhere it is removed when the tensor dies, and :func:`remove_left` takes what a killed
-    process left.
+    the process is killed; elsewhere it is removed when the tensor dies.
 
     Raises:
         DiskTooSmall: the disk has no room for it.
@@ -87,9 +86,3 @@ def _take_blocks(handle: int, size: int) -> None:
 def _unlink(name: str) -> None:
     with contextlib.suppress(OSError):
         os.unlink(name)
-
-
-def remove_left(folder: Path) -> None:
-    """Removes the files of processes that were killed; where the system holds what is mapped, that stays."""
-    for path in folder.glob(f"*{SUFFIX}"):
-        _unlink(str(path))

@@ -1,4 +1,4 @@
-"""Latents decoded straight to files and files encoded straight to latents, in process: the stock frames, nothing lost."""
+"""Latents decoded straight to files, files encoded straight to latents, in process: the stock frames, nothing lost."""
 
 from __future__ import annotations
 
@@ -359,7 +359,7 @@ def test_an_encode_in_strips_where_the_module_has_no_room() -> None:
     found, report = encode_from_file(kind.load(), frames, Resizing(), asked)
     assert psnr(found, kind.load().encode(pixels)) >= 100
     assert "strips of chunks" in report
-    with pytest.raises(ValueError, match="vram_budget_gb: .* needs at least"):
+    with pytest.raises(ValueError, match=r"vram_budget_gb: .* needs at least"):
         encode_from_file(kind.load(), frames, Resizing(), predicted.weights / 2**30 + 1e-4)
 
 
