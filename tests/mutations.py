@@ -1187,7 +1187,7 @@ PREDICTIONS = (
         ),
     ),
     *_of(
-        "host/prediction/calibrated.py",
+        "host/measure/calibrated.py",
         "host/test_calibration.py",
         (
             "calibration of this machine's card used for another",

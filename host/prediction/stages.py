@@ -18,11 +18,11 @@ from ...memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Pr
 from ..core.compat import has_own_kernels
 from ..core.device import GB, memory_budget
 from ..core.given import check_latent, check_latent_of
+from ..measure.calibrated import workspaces_for
 from ..offload.budget import budget_of, least_weights
 from ..sampling.conditioning import usual_conditioning
 from ..vae.settings import VAESettings
 from ..vae.wrapper import LowMemoryVAE, low_memory_vae
-from .calibrated import workspaces_for
 from .kept import coding_key, kept, step_key, text_key
 from .step import Step, predict_step, shape_in_model
 from .text import predict_text

@@ -31,9 +31,9 @@ from ...memory.prediction import (
 )
 from ...memory.render import why_nothing_fits
 from ..core.device import GB
+from ..measure.calibrated import workspaces_for
 from ..offload.budget import least_weights
 from ..planning.fit import apply_fit, find_fit
-from ..prediction.calibrated import workspaces_for
 from ..prediction.header_loading import loading_headers
 from ..prediction.stages import Question, coding_stage, notes_of, sampling_stage, tiled_arguments
 from ..prediction.text import predict_encoding

@@ -18,9 +18,9 @@ import nodes
 from headroom.cli.checks.generated import takes_narrow
 from headroom.host.attention.backend import apply_attention
 from headroom.host.casting.cast import CastSettings, cast_model
+from headroom.host.measure import calibrated
 from headroom.host.measure.runs import LOG
 from headroom.host.planning.fit import find_fit
-from headroom.host.prediction import calibrated
 from headroom.host.prediction.kept import KEPT
 from headroom.host.prediction.rows import ask
 from headroom.host.prediction.stages import Question, chosen_card

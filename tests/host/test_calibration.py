@@ -14,7 +14,7 @@ import torch
 
 import nodes
 from headroom.cli.calibrate import convolutions_of, table
-from headroom.host.prediction.calibrated import calibration_path, collecting, measured_for, own_key, workspaces_for
+from headroom.host.measure.calibrated import calibration_path, collecting, measured_for, own_key, workspaces_for
 from headroom.host.prediction.vae import Coding, predict_coding
 from headroom.memory.prediction import DOCUMENTED, Calibration, Card, ConvolutionCall, named_card
 from headroom.memory.prediction.calibration import Key, save
