@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...memory import Row
 from ...memory.link import link_speed
-from ...memory.prediction import Prediction
+from ...memory.prediction import Prediction, Workspaces
 from ...memory.units import format_bytes
 from ...vae.exact import (
     CannotRecord,
@@ -29,7 +29,9 @@ from ...vae.exact import (
     UnbrokenRun,
 )
 from ...vae.exact.planning.card import figures_of
+from ...vae.exact.planning.workspace import BY_RULE, ConvolutionWorkspace
 from ..core.compat import is_out_of_memory
+from ..measure.calibrated import in_strips, workspaces_on
 from ..measure.runs import notice
 from ..video.chunks import Chunks, chunks_of
 from .attention import attend
@@ -46,10 +48,11 @@ class StripCoder:
     Args:
         geometry: the direction.
         room: on the VAE's device.
+        workspaces: what kernels hold inside on that device; None: as it was measured there, or documented.
     """
 
-    def __init__(self, geometry: Geometry, room: Room) -> None:
-        self.geometry, self.room, self.vae = geometry, room, geometry.vae
+    def __init__(self, geometry: Geometry, room: Room, workspaces: Workspaces | None = None) -> None:
+        self.geometry, self.room, self.vae, self.workspaces = geometry, room, geometry.vae, workspaces
 
     def run(self, x: Tensor, exact: ExactPass) -> Tensor:
         """All slices of a prepared input, with the weights on the device.
@@ -76,7 +79,8 @@ class StripCoder:
         one_video = x.ndim == 5 and x.shape[2] > 1 and min(x.shape[0], self.geometry.slice_step(x)) == 1
         rows = self.geometry.strip_rows()
         chunks = chunks_of(self.vae.first_stage_model, self.geometry.direction) if one_video else None
-        return ExactPass(self.vae, budget, store, rows, row, self.room.make, gathered, one_video, chunks)
+        workspace = in_strips(workspaces_on(self.vae.device) if self.workspaces is None else self.workspaces)
+        return ExactPass(self.vae, budget, store, rows, row, self.room.make, gathered, one_video, chunks, workspace)
 
     def gathered_bytes(self, x: Tensor) -> int:
         """Bytes that the results of all slices take on the VAE's device. A single slice's is counted by the engine."""
@@ -113,6 +117,7 @@ class ExactPass:
         gathered: bytes of all slices' results on the device, which the budget leaves out.
         has_frames: slices are videos of several frames, one each, which can be cut along these.
         chunks: in which the host itself would run such a video, with a cache between them.
+        workspace: what convolutions hold inside on a CUDA card.
         along: what strips are cut along: "rows" of all frames, or of a chunk's ("chunks"), or "frames".
         plans: what was planned for a shape, so that an equal slice need not be planned again.
         report: of the last slice that ran.
@@ -128,6 +133,7 @@ class ExactPass:
     gathered: int = 0
     has_frames: bool = False
     chunks: type[Chunks] | None = None
+    workspace: ConvolutionWorkspace = BY_RULE
     along: str = "rows"
     plans: dict[Any, Any] = field(default_factory=dict)
     report: Report | None = None
@@ -262,7 +268,7 @@ class ExactPass:
             attend=attend,
             owned=list(self.vae.first_stage_model.parameters()),
             plans=self.plans,
-            figures=figures_of(self.vae.device, link_speed(self.vae.device)),
+            figures=figures_of(self.vae.device, link_speed(self.vae.device), self.workspace),
         )
 
     def _ask_host(self, schedule: Schedule) -> None:
