@@ -55,7 +55,7 @@ def measure(options: argparse.Namespace) -> str:
     content = files.read(options.workflow)
     need_cuda()
     host.enter(host.find_comfyui(options.comfyui), options.base_directory, cpu=False)
-    calibrated = importlib.import_module("headroom.host.prediction.calibrated")
+    calibrated = importlib.import_module("headroom.host.measure.calibrated")
     calibration = importlib.import_module("headroom.memory.prediction.calibration")
     card = this_card()
     signatures = convolutions_of(content, card)
@@ -80,7 +80,7 @@ def convolutions_of(content: dict[str, Any], card: Any) -> set[str]:
         ValueError: nothing of it can be predicted.
     """
     workflows = importlib.import_module("headroom.host.workflow.estimate")
-    calibrated = importlib.import_module("headroom.host.prediction.calibrated")
+    calibrated = importlib.import_module("headroom.host.measure.calibrated")
     nodes = importlib.import_module("headroom.nodes").NODES
     ours = {node.GET_SCHEMA().node_id: node for node in nodes}
     with importlib.import_module("torch").inference_mode(), calibrated.collecting() as seen:

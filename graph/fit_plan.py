@@ -262,7 +262,7 @@ class _Planner:
                 return
         if origin[0] == self.outside:
             self.plan.wanted.add(origin[1])
-        elif node.kind not in (kinds.OUR_DECODE, kinds.OUR_ENCODE):  # these are low-memory VAEs by themselves
+        elif node.kind not in kinds.LOW_MEMORY:
             self.plan.moved[number, name] = self._wrapper(number, name), 0
 
     def _wrapper(self, number: str, name: str) -> str:

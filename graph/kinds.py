@@ -25,6 +25,9 @@ FIT, VAE, ESTIMATE, COMPARE, REPORT = (
     "HeadroomFit", "HeadroomVAE", "HeadroomEstimate", "HeadroomCompare", "HeadroomReport",
 )  # fmt: skip
 OUR_DECODE, OUR_ENCODE = "HeadroomVAEDecode", "HeadroomVAEEncode"
+# A latent straight to a file, and a file straight to a latent.
+TO_FILE, FROM_FILE = "HeadroomVAEDecodeVideo", "HeadroomVAEEncodeVideo"
+LOW_MEMORY = (OUR_DECODE, OUR_ENCODE, TO_FILE, FROM_FILE)  # what is a low-memory VAE by itself
 # The sampler that takes what guides it from a node of its own; the others have the inputs themselves.
 GUIDED_SAMPLER = "SamplerCustomAdvanced"
 SAMPLERS = ("KSampler", "KSamplerAdvanced", "SamplerCustom", GUIDED_SAMPLER)

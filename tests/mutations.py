@@ -353,6 +353,24 @@ VAE = (
         ),
     ),
     *_of(
+        "vae/exact/planning/counted.py",
+        "unit/test_workspace.py",
+        (
+            "strips: what a card's convolutions hold left out of the plan",
+            "if figures.workspace is None or self.meter.strips > 1:",
+            "if True:",
+        ),
+    ),
+    *_of(
+        "vae/exact/operations/convolve_upsampled.py",
+        "unit/test_workspace.py",
+        (
+            "strips: a folded convolution asked about with a row too few",
+            "slab_shape(results + 1)",
+            "slab_shape(results)",
+        ),
+    ),
+    *_of(
         "vae/exact/planning/card.py",
         "unit/test_card_figures.py emulator/test_card_figures.py",
         ("link speed rounded down", "max(0, round(math.log2(rate / LINK_STEP)))", "int(math.log2(rate / LINK_STEP))"),
@@ -1191,7 +1209,7 @@ PREDICTIONS = (
         ),
     ),
     *_of(
-        "host/prediction/calibrated.py",
+        "host/measure/calibrated.py",
         "host/test_calibration.py",
         (
             "calibration of this machine's card used for another",
@@ -1202,6 +1220,11 @@ PREDICTIONS = (
             "calibration: the file is not read",
             "return DOCUMENTED if found is None else found.workspaces()",
             "return DOCUMENTED",
+        ),
+        (
+            "calibration: strips are planned without what was measured",
+            "workspaces.convolution, workspaces.pointwise_convolution, measured)",
+            "workspaces.convolution, workspaces.pointwise_convolution)",
         ),
     ),
 )

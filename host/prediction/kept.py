@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from ...memory.prediction import Card
+from ..measure.calibrated import workspaces_for
 from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
-from .calibrated import workspaces_for
 from .conditions import LEFT_OUT, MASK, hides_nothing
 from .step import READ_WRAPPERS, Step
 from .vae import Coding

@@ -18,15 +18,16 @@ from ...memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Pr
 from ..core.compat import has_own_kernels
 from ..core.device import GB, memory_budget
 from ..core.given import check_latent, check_latent_of
+from ..measure.calibrated import workspaces_for
 from ..offload.budget import budget_of, least_weights
 from ..sampling.conditioning import usual_conditioning
 from ..vae.settings import VAESettings
 from ..vae.wrapper import LowMemoryVAE, low_memory_vae
-from .calibrated import workspaces_for
 from .kept import coding_key, kept, step_key, text_key
 from .step import Step, predict_step, shape_in_model
+from .streamed import predict_to_file
 from .text import predict_text
-from .vae import Coding, predict_coding
+from .vae import Coding, CodingPrediction, predict_coding
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -203,12 +204,26 @@ def text_stage(clip: Any, card: Card) -> Stage:
 
 def coding_stage(coding: Coding, card: Card) -> Stage:
     """A VAE's work. Its weights are loaded whole."""
+    return _coded(coding, card, "", lambda: predict_coding(coding, card, workspaces_for(card)))
+
+
+def to_file_stage(vae: Any, latent: dict[str, Any], card: Card, vram_budget_gb: float) -> Stage:
+    """A decode of a LATENT straight to a file."""
+    x, way = first_part(latent["samples"]), f"to a file {vram_budget_gb}"
+    return _coded(Coding(vae, x), card, way, lambda: predict_to_file(vae, x, card, vram_budget_gb))
+
+
+def _coded(coding: Coding, card: Card, way: str, predict: Callable[[], CodingPrediction]) -> Stage:
+    """A stage whose prediction is kept.
+
+    Args:
+        way: what else the prediction depends on.
+    """
     vae = coding.vae
     weights = int(vae.patcher.model_size())
     stage = Stage(coding.work, Prediction(weights, 0), weights, weights, model=id(vae.first_stage_model))
     try:
-        key = coding_key(coding, card)
-        found = kept(vae.first_stage_model, key, lambda: predict_coding(coding, card, workspaces_for(card)))
+        found = kept(vae.first_stage_model, (coding_key(coding, card), way), predict)
         return replace(stage, prediction=found.prediction, method=found.method)
     except CannotPredict as error:
         estimate_of = vae.memory_used_encode if coding.encodes else vae.memory_used_decode

@@ -28,11 +28,11 @@ from ...memory.prediction import (
 )
 from ...vae import TilePlan
 from ..core.internals import find
+from ..measure.calibrated import as_planned, workspaces_for
 from ..vae.coding import Coder
 from ..vae.directions import Decode, Encode
 from ..vae.geometry import Geometry
 from ..vae.wrapper import LowMemoryVAE, is_tileable
-from .calibrated import workspaces_for
 from .host_answers import answering, card_answers, free_memory_answer, replaced
 
 
@@ -78,12 +78,13 @@ def predict_coding(coding: Coding, card: Card, workspaces: Workspaces = DOCUMENT
     """
     mode = fake_mode()
     with answering({**card_answers(card), "load_models_gpu": lambda *_, **__: None}):
-        stand_in = _StandIn.of(coding.vae, mode, card)
+        stand_in = _StandIn.of(coding.vae, mode, card, workspaces)
         with mode:
             x = fake_tensor(coding.x, stand_in.vae.output_device)
             method, run, planned = stand_in.work(coding, x)
         weights = [*stand_in.vae.first_stage_model.parameters(), *stand_in.vae.first_stage_model.buffers()]
-        found = predict(mode, card, weights, run, workspaces, given=x)
+        held = workspaces if planned is None else as_planned(workspaces, stand_in.vae.vae_dtype)
+        found = predict(mode, card, weights, run, held, given=x)
     if planned is not None and not planned.seen_by(found):
         peak = planned.peak
         found = replace(
@@ -103,14 +104,14 @@ def predict_work(vae: Any, x: Tensor, card: Card, work: Callable[[Any, Tensor], 
     Raises:
         CannotPredict: the autoencoder looks at its data.
     """
-    mode = fake_mode()
+    mode, workspaces = fake_mode(), workspaces_for(card)
     with answering({**card_answers(card), "load_models_gpu": lambda *_, **__: None}):
-        stand_in = _StandIn.of(vae, mode, card)
+        stand_in = _StandIn.of(vae, mode, card, workspaces)
         module = stand_in.vae.first_stage_model
         with mode:
             x = fake_tensor(x, card.device).to(vae.vae_dtype)
         weights = [*module.parameters(), *module.buffers()]
-        return predict(mode, card, weights, stand_in.followed(lambda: work(module, x)), workspaces_for(card), given=x)
+        return predict(mode, card, weights, stand_in.followed(lambda: work(module, x)), workspaces, given=x)
 
 
 @dataclass
@@ -119,10 +120,11 @@ class _StandIn:
 
     vae: Any
     card: Card
+    workspaces: Workspaces
     running: list[str] = field(default_factory=list)
 
     @classmethod
-    def of(cls, vae: Any, mode: FakeTensorMode, card: Card) -> _StandIn:
+    def of(cls, vae: Any, mode: FakeTensorMode, card: Card, workspaces: Workspaces) -> _StandIn:
         copied = copy.copy(vae)
         copied.first_stage_model = fake_copy(vae.first_stage_model, mode, card.device)
         if card.device != vae.device:
@@ -134,7 +136,7 @@ class _StandIn:
         copied.patcher = vae.patcher.clone()
         copied.patcher.model = copied.first_stage_model
         copied.device = copied.patcher.load_device = card.device
-        stand_in = cls(copied, card)
+        stand_in = cls(copied, card, workspaces)
         name_modules(copied.first_stage_model, stand_in.running)
         return stand_in
 
@@ -144,7 +146,7 @@ class _StandIn:
             if coding.tiles is None:
                 return "in one piece", self._call(coding.work, x), None
             return f"core's tiles, {coding.tiles}", self._call(f"{coding.work}_tiled", x, **coding.tiles), None
-        coder = Coder(Encode(self.vae) if coding.encodes else Decode(self.vae, {}))
+        coder = Coder(Encode(self.vae) if coding.encodes else Decode(self.vae, {}), self.workspaces)
         x = coder.geometry.prepare(x)
         return coder.by_method(x, Row(coding.work), _Foretold(coder, self.followed, coding.follow))
 

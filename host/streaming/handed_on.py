@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 from torch import Tensor
 
 from ...memory import Row
-from ...memory.prediction import CannotPredict
 from ...vae.exact import CannotRecord, ExactRun
 from ..prediction.host_answers import replaced
-from ..prediction.stages import own_card
-from ..prediction.vae import predict_work
 from ..vae.coding import Coder
+from ..video.sink import Sink
 from .source import Border, Onward, State, Take
-from .strips import run_strips
+from .strips import fits_as_module, run_strips
 
 CHUNK = "get_max_chunk_size"  # bytes of a map above which the module cuts it in time
 WINDOW = 16  # frames of a window of strips
@@ -50,26 +47,12 @@ class HandedOn:
         """Always from the beginning: what the module carries in time cannot be had of it."""
         onward = Onward(take, border, done)
         onward.begin(0)
-        self.whole = self.whole and self._fits()
+        self.whole = self.whole and fits_as_module(self.coder, self.latent, self.row)
         if self.whole:
             self._by_module(onward)
         else:
             self._in_windows(onward)
         onward.border(dict)
-
-    def _fits(self) -> bool:
-        try:
-            found = predict_work(self.vae, self.latent, own_card(self.vae.device), self._followed)
-        except CannotPredict:
-            return False
-        if found.activations > self.coder.room.for_work():
-            return False
-        self.row.predicted = found
-        self.coder.room.make(found.activations)
-        return True
-
-    def _followed(self, module: Any, x: Tensor) -> None:
-        module.decode(x, output_buffer=Sink(_drop))
 
     def _by_module(self, onward: Onward) -> None:
         geometry = self.coder.geometry
@@ -106,42 +89,3 @@ class HandedOn:
             return self.latent
 
         run_strips(coder, exact, code, self.latent, self.row)
-
-
-class Sink:
-    """In the place of the tensor that the module writes its frames into: each slice of them is handed on.
-
-    Args:
-        take: called with frames (B, C, t, H, W), in order.
-    """
-
-    def __init__(self, take: Take) -> None:
-        self._take, self._reached = take, 0
-
-    def __getitem__(self, place: Any) -> _Slice:
-        return _Slice(self, place[2].start or 0)
-
-    def __setitem__(self, place: Any, frames: Tensor) -> None:
-        self.write(place[2].start or 0, frames)
-
-    def write(self, start: int, frames: Tensor) -> None:
-        """The next frames. Raises CannotRecord for others than the next: they cannot be handed on."""
-        if start != self._reached:
-            raise CannotRecord("the module does not write its frames in order")
-        self._reached += frames.shape[2]
-        self._take(frames)
-
-
-class _Slice:
-    """What a slice of a :class:`Sink` is written by."""
-
-    def __init__(self, sink: Sink, start: int) -> None:
-        self._sink, self._start = sink, start
-
-    def copy_(self, frames: Tensor) -> None:
-        """As of a tensor."""
-        self._sink.write(self._start, frames)
-
-
-def _drop(frames: Tensor) -> None:
-    """Takes frames and keeps none."""

@@ -12,15 +12,11 @@ import torch
 from torch import Tensor
 
 from ...memory import Row
-from ...memory.prediction import CannotPredict
 from ...vae.exact import ChunkedRun, ExactRun
-from ...vae.exact.chunked import ALIKE
-from ..prediction.stages import own_card
-from ..prediction.vae import predict_work
 from ..vae.coding import Coder
 from ..video.chunks import Chunks
 from .source import Border, Onward, State, Take
-from .strips import run_strips
+from .strips import fits_as_module, run_strips
 
 TEXT = ".text"  # of a place of the cache that holds a word
 
@@ -73,30 +69,11 @@ class HostChunks:
         """From any border on."""
         onward = Onward(take, border, done)
         begun = (0, State()) if state is None else (done, state)
-        self.whole = self.whole and self._fits()
+        self.whole = self.whole and fits_as_module(self.coder, self.latent, self.row)
         if self.whole:
             self._by_module(onward, *begun)
         else:
             self._in_strips(onward, *begun)
-
-    def _fits(self) -> bool:
-        """Whether the module itself has room, as predicted; then the host is asked to make it."""
-        try:
-            found = predict_work(self.vae, self.latent, own_card(self.vae.device), self._first_chunks)
-        except CannotPredict:
-            return False
-        if found.activations > self.coder.room.for_work():
-            return False
-        self.row.predicted = found
-        self.coder.room.make(found.activations)
-        return True
-
-    def _first_chunks(self, module: Any, x: Tensor) -> None:
-        """After these chunks are alike."""
-        chunks = self.chunks_of(module, x.shape[2])
-        for start, stop in chunks.borders[:ALIKE]:
-            for piece in chunks.step(x[:, :, start:stop].clone()):
-                del piece
 
     def _to_device(self, part: Tensor) -> Tensor:
         return part.to(device=self.vae.device, dtype=self.vae.vae_dtype)

@@ -1,4 +1,5 @@
-"""Strips whose result is handed on, with the VAE nodes' own errors where they cannot be had."""
+"""By the module itself or in strips: which of them has room, and strips whose result is handed on, with the VAE nodes'
+own errors where they cannot be had."""
 
 from __future__ import annotations
 
@@ -7,10 +8,28 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ...memory import Row
+from ...memory.prediction import CannotPredict
 from ...vae.exact import DoesNotFit, ExactRun
+from ..prediction.stages import own_card
+from ..prediction.streamed import predict_handed_on
 from ..vae.coding import Coder
 from ..vae.room import NoRoom, NotExact
 from ..vae.strips import ExactPass
+
+
+def fits_as_module(coder: Coder, x: Tensor, row: Row) -> bool:
+    """Whether the module itself has room for a video whose frames are handed on, as predicted; then the host is asked
+    to make it, and the row keeps the prediction."""
+    vae = coder.geometry.vae
+    try:
+        found = predict_handed_on(vae, x, coder.geometry.direction, own_card(vae.device))
+    except CannotPredict:
+        return False
+    if found is None or found.activations > coder.room.for_work():
+        return False
+    row.predicted = found
+    coder.room.make(found.activations)
+    return True
 
 
 def run_strips(coder: Coder, exact: ExactPass, code: Callable[[ExactRun], Tensor], x: Tensor, row: Row) -> None:

@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from ...memory import Row
+from ...memory.prediction import Workspaces
 from ...vae import Direction, TilePlan
 from ...vae.exact import DoesNotFit
 from ..core.compat import device_context, show_on_node
@@ -38,6 +39,9 @@ class Ways(Protocol[T_co]):
 class Coder:
     """One encode or decode of a batch by a low-memory VAE's settings.
 
+    Args:
+        workspaces: as of :class:`StripCoder`.
+
     Attributes:
         geometry: the direction.
         room: on the VAE's device.
@@ -45,10 +49,10 @@ class Coder:
         fallback: from strips to tiles.
     """
 
-    def __init__(self, geometry: Geometry) -> None:
+    def __init__(self, geometry: Geometry, workspaces: Workspaces | None = None) -> None:
         self.geometry = geometry
         self.room = Room(geometry.vae, geometry.settings.vram_budget_gb)
-        self.strips = StripCoder(geometry, self.room)
+        self.strips = StripCoder(geometry, self.room, workspaces)
         self.tiles = TileCoder(geometry, self.room)
         self.fallback = Fallback(geometry, self.room, self.tiles)
 

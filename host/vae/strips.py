@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...memory import Row
 from ...memory.link import link_speed
-from ...memory.prediction import Prediction
+from ...memory.prediction import Prediction, Workspaces
 from ...memory.units import format_bytes
 from ...vae.exact import (
     CannotRecord,
@@ -30,8 +30,10 @@ from ...vae.exact import (
 )
 from ...vae.exact.engine import zeros
 from ...vae.exact.planning.card import figures_of
+from ...vae.exact.planning.workspace import BY_RULE, ConvolutionWorkspace
 from ..attention.in_vae import attend
 from ..core.compat import is_out_of_memory
+from ..measure.calibrated import in_strips, workspaces_on
 from ..measure.runs import notice
 from ..video.chunks import Chunks, chunks_of
 from .geometry import Geometry
@@ -46,10 +48,11 @@ class StripCoder:
     Args:
         geometry: the direction.
         room: on the VAE's device.
+        workspaces: what kernels hold inside on that device; None: as it was measured there, or documented.
     """
 
-    def __init__(self, geometry: Geometry, room: Room) -> None:
-        self.geometry, self.room, self.vae = geometry, room, geometry.vae
+    def __init__(self, geometry: Geometry, room: Room, workspaces: Workspaces | None = None) -> None:
+        self.geometry, self.room, self.vae, self.workspaces = geometry, room, geometry.vae, workspaces
 
     def run(self, x: Tensor, exact: ExactPass) -> Tensor:
         """All slices of a prepared input, with the weights on the device.
@@ -57,8 +60,7 @@ class StripCoder:
         Raises:
             NotExact, DoesNotFit, NoRoom: as :meth:`ExactPass.run`.
         """
-        geometry = self.geometry
-        preview = geometry.watch(geometry.slices(x))
+        geometry, preview = self.geometry, self.geometry.watch(self.geometry.slices(x))
 
         def code(part: Tensor) -> Tensor:
             out = exact.run(partial(geometry.recorded, x=part), preview.on_strip)
@@ -74,10 +76,11 @@ class StripCoder:
         gathered = self.gathered_bytes(x)
         budget = self.room.for_work() - gathered
         one_video = x.ndim == 5 and x.shape[2] > 1 and min(x.shape[0], self.geometry.slice_step(x)) == 1
-        rows = self.geometry.strip_rows()
         chunks = chunks_of(self.vae.first_stage_model, self.geometry.direction) if one_video else None
-        new = self.geometry.result
-        return ExactPass(self.vae, budget, store, rows, row, self.room.make, gathered, one_video, chunks, new)
+        workspace = in_strips(workspaces_on(self.vae.device) if self.workspaces is None else self.workspaces)
+        of_kind = one_video, chunks, workspace, self.geometry.result
+        rows = self.geometry.strip_rows()
+        return ExactPass(self.vae, budget, store, rows, row, self.room.make, gathered, *of_kind)
 
     def gathered_bytes(self, x: Tensor) -> int:
         """Bytes that the results of all slices take on the VAE's device. A single slice's is counted by the engine."""
@@ -114,6 +117,7 @@ class ExactPass:
         gathered: bytes of all slices' results on the device, which the budget leaves out.
         has_frames: slices are videos of several frames, one each, which can be cut along these.
         chunks: in which the host itself would run such a video, with a cache between them.
+        workspace: what convolutions hold inside on a CUDA card.
         new: makes what the result is gathered in.
         frames: of the result in a window, where it is cut along frames; 0 = by the budget.
         along: what strips are cut along: "rows" of all frames, or of a chunk's ("chunks"), or "frames".
@@ -131,6 +135,7 @@ class ExactPass:
     gathered: int = 0
     has_frames: bool = False
     chunks: type[Chunks] | None = None
+    workspace: ConvolutionWorkspace = BY_RULE
     new: Callable[..., Tensor] = zeros
     frames: int = 0
     along: str = "rows"
@@ -267,7 +272,7 @@ class ExactPass:
             attend=attend,
             owned=list(self.vae.first_stage_model.parameters()),
             plans=self.plans,
-            figures=figures_of(self.vae.device, link_speed(self.vae.device)),
+            figures=figures_of(self.vae.device, link_speed(self.vae.device), self.workspace),
             new=self.new,
         )
 

@@ -16,16 +16,12 @@ from torch import Tensor
 
 from ...memory import Row
 from ...memory.on_disk import on_disk
-from ...memory.prediction import CannotPredict
 from ...vae import Direction
 from ...vae.exact import ChunkedRun, ExactRun
-from ...vae.exact.chunked import ALIKE
 from ..core.compat import device_context, is_out_of_memory, show_on_node
 from ..measure.runs import Following, measured, notice
-from ..prediction.stages import own_card
-from ..prediction.vae import predict_work
 from ..streaming.gathered import exactly
-from ..streaming.strips import run_strips
+from ..streaming.strips import fits_as_module, run_strips
 from ..vae.coding import Coder
 from ..vae.directions import Encode
 from ..vae.room import free_others, give_back
@@ -126,8 +122,7 @@ class _Encoding:
             return self._by_pictures(row)
         if chunks is None:
             return self._gathered(row)
-        whole = self._fits(chunks, row)
-        if whole:
+        if fits_as_module(self.coder, self._likeness(), row):
             try:
                 return self._in_chunks(chunks, row)
             except Exception as error:  # anything but a failure to allocate goes on
@@ -187,26 +182,11 @@ class _Encoding:
     def _begun(self, kind: type[Chunks], model: Any) -> Chunks:
         return kind(model, self.frames.count)
 
-    def _fits(self, kind: type[Chunks], row: Row) -> bool:
-        """Whether the module itself has room, as predicted; then the host is asked to make it."""
+    def _likeness(self) -> Tensor:
+        """A video of this size without its values, (1, 3, T, H, W)."""
         width, height = self.resizing.size(self.frames.width, self.frames.height)
-        shape = self.vae.vae_encode_crop_pixels(torch.empty(1, height, width, 3, device="meta")).shape
-        x = torch.empty(1, 3, 1, *shape[1:3]).expand(-1, -1, self.frames.count, -1, -1)
-
-        def first(module: Any, x: Tensor) -> None:
-            chunks = self._begun(kind, module)
-            for start, stop in chunks.borders[:ALIKE]:
-                chunks.step(x[:, :, start:stop].clone())
-
-        try:
-            found = predict_work(self.vae, x, own_card(self.vae.device), first)
-        except CannotPredict:
-            return False
-        if found.activations > self.coder.room.for_work():
-            return False
-        row.predicted = found
-        self.coder.room.make(found.activations)
-        return True
+        cropped = self.vae.vae_encode_crop_pixels(torch.empty(1, height, width, 3, device="meta")).shape
+        return torch.empty(1, 3, 1, *cropped[1:3]).expand(-1, -1, self.frames.count, -1, -1)
 
     def _in_chunks(self, kind: type[Chunks], row: Row) -> Tensor:
         chunks = self._begun(kind, self.vae.first_stage_model)
@@ -219,8 +199,7 @@ class _Encoding:
 
     def _in_strips(self, kind: type[Chunks], row: Row) -> Tensor:
         self.coder.room.make(0)
-        width, height = self.resizing.size(self.frames.width, self.frames.height)
-        likeness = torch.empty(1, 3, 1, height, width).expand(-1, -1, self.frames.count, -1, -1)
+        likeness = self._likeness()
         exact = self.coder.strips.exact_pass(likeness, row)
         exact.along, exact.chunks = "chunks", kind
         parts: list[Tensor] = []

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter
 
-from ...graph.kinds import DECODES, ENCODES, FIT, GUIDED_SAMPLER, GUIDERS, SAMPLERS, VAE
+from ...graph.kinds import DECODES, ENCODES, FIT, GUIDED_SAMPLER, GUIDERS, SAMPLERS, TO_FILE, VAE
 from ...graph.prompt import Prompt, in_order, is_link, parents_in
 from ...graph.settings import FitSettings
 from ...memory.prediction import (
@@ -31,11 +31,11 @@ from ...memory.prediction import (
 )
 from ...memory.render import why_nothing_fits
 from ..core.device import GB
+from ..measure.calibrated import workspaces_for
 from ..offload.budget import least_weights
 from ..planning.fit import apply_fit, find_fit
-from ..prediction.calibrated import workspaces_for
 from ..prediction.header_loading import loading_headers
-from ..prediction.stages import Question, coding_stage, notes_of, sampling_stage, tiled_arguments
+from ..prediction.stages import Question, coding_stage, notes_of, sampling_stage, tiled_arguments, to_file_stage
 from ..prediction.text import predict_encoding
 from ..prediction.vae import Coding
 from ..vae.settings import VAESettings
@@ -107,7 +107,7 @@ class DryRun:
     def stages_followed(self) -> bool:
         """Whether every text, sampling, encode and decode was followed."""
         kinds = {self.workflow[number]["class_type"] for number in self.unknown}
-        return not kinds.intersection((*SAMPLERS, *DECODES, *ENCODES, *TEXT))
+        return not kinds.intersection((*SAMPLERS, *DECODES, *ENCODES, TO_FILE, *TEXT))
 
     @property
     def complete(self) -> bool:
@@ -149,6 +149,7 @@ class DryRun:
         yield GUIDERS, self._guide
         yield SAMPLERS, self._sample
         yield (*DECODES, *ENCODES), self._code
+        yield (TO_FILE,), self._to_file
         yield TEXT, self._text
         yield LOADERS, self._load
         yield (VAE,), self._wrap
@@ -218,6 +219,11 @@ class DryRun:
         self._add(coding_stage(coding, self.card))
         with self.mode:
             return ({"samples": latent_like(vae, x)} if encodes else pixels_like(vae, x),)
+
+    def _to_file(self, kind: str, inputs: Inputs) -> Outputs:
+        budget = inputs.number("vram_budget_gb") if "vram_budget_gb" in inputs else 0.0
+        self._add(to_file_stage(inputs.vae(), inputs.latent("samples"), self.card, budget))
+        return NOTHING
 
     def _wrap(self, kind: str, inputs: Inputs) -> Outputs:
         return (low_memory_vae(inputs.vae(), _vae_settings(kind, inputs.without("vae"))),)

@@ -89,6 +89,20 @@ def test_scratch_of_the_cpus_convolutions_is_not(card: Card) -> None:
     assert card.peak - before == rounded(result.nbytes)
 
 
+def test_a_convolution_holds_what_it_is_told_to_while_it_runs(card: Card) -> None:
+    map_, weight = on_card(1, 8, 64, 64), on_card(8, 8, 3, 3)
+    card.set(workspace=1.5)
+    before = card.allocated
+    card.reset()
+    result = functional.conv2d(map_, weight, padding=1)
+    held = int(1.5 * (map_.nbytes + weight.nbytes + result.nbytes))
+    assert card.peak - before == rounded(result.nbytes) + rounded(held)
+    assert card.allocated - before == rounded(result.nbytes)
+    card.reset()
+    result = result + 1
+    assert card.peak - before == 2 * rounded(result.nbytes)
+
+
 def test_segments_come_in_the_cards_pages(card: Card) -> None:
     torch.cuda.empty_cache()
     before = card.stats["used"]

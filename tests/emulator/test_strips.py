@@ -25,6 +25,7 @@ from headroom.vae.exact.planning.choice import Choice
 from headroom.vae.exact.planning.device import ACCELERATOR, Figures
 from headroom.vae.exact.planning.planner import Planner
 from headroom.vae.exact.planning.search import NUMBERS, Search
+from headroom.vae.exact.planning.workspace import BY_RULE, OF_16_BITS, OF_OTHERS
 from headroom.vae.exact.running.sums import statistics_of
 
 from ..nightly import grid, some_of
@@ -208,6 +209,38 @@ class TestFigures:
         assert ours.square().mean().sqrt() <= 1.5 * stocks.square().mean().sqrt()
         assert peak <= 1.15 * case.largest
         assert abs(plan.peak - peak) <= WITHIN * peak
+
+
+@pytest.mark.parametrize(
+    ("dtype", "held"), [(torch.float32, OF_OTHERS), (torch.float16, OF_16_BITS), (torch.bfloat16, OF_16_BITS)]
+)
+class TestWhatConvolutionsHold:
+    """On a card whose convolutions hold as much as plans count at most, which is no measurement of a real one's."""
+
+    COUNTED = replace(FIGURES, workspace=BY_RULE)
+
+    def case(self, card: Card, dtype: torch.dtype, held: float) -> Case:
+        slow(card)
+        case = Case(card, "decode")
+        slow(card, workspace=held)
+        case.module, case.x = case.module.to(dtype), case.x.to(dtype)
+        case.largest = case.largest * dtype.itemsize // 4
+        return case
+
+    @pytest.mark.parametrize("share", [1.15, 0.65])
+    def test_the_budget_is_kept_with_it(self, card: Card, dtype: torch.dtype, held: float, share: float) -> None:
+        case = self.case(card, dtype, held)
+        budget = share * case.largest
+        _, _, peak, plan = case.run(budget, figures=self.COUNTED)
+        assert 0.85 * budget <= peak <= budget
+        assert abs(plan.peak - peak) <= WITHIN * peak
+        assert case.run(budget)[2] > budget, "where it is not counted, the budget is passed"
+
+    def test_so_is_the_least_possible(self, card: Card, dtype: torch.dtype, held: float) -> None:
+        case = self.case(card, dtype, held)
+        with pytest.raises(DoesNotFit) as failure:
+            case.new_run(1, figures=self.COUNTED).run(case.module, case.x)
+        assert case.run(failure.value.least, figures=self.COUNTED)[2] <= failure.value.least
 
 
 class TestStatisticsIn16Bits:

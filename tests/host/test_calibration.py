@@ -14,9 +14,19 @@ import torch
 
 import nodes
 from headroom.cli.calibrate import convolutions_of, table
-from headroom.host.prediction.calibrated import calibration_path, collecting, measured_for, own_key, workspaces_for
+from headroom.host.measure.calibrated import (
+    calibration_path,
+    collecting,
+    in_strips,
+    measured_for,
+    own_key,
+    workspaces_for,
+    workspaces_on,
+)
 from headroom.host.prediction.vae import Coding, predict_coding
-from headroom.memory.prediction import DOCUMENTED, Calibration, Card, ConvolutionCall, named_card
+from headroom.host.vae.settings import VAESettings
+from headroom.host.vae.wrapper import low_memory_vae
+from headroom.memory.prediction import DOCUMENTED, Calibration, Card, ConvolutionCall, Workspaces, named_card
 from headroom.memory.prediction.calibration import Key, save
 
 from .conftest import ENVIRONMENT
@@ -75,6 +85,44 @@ def test_predictions_note_convolutions_while_they_are_collected() -> None:
     assert workspaces_for(CARD) == DOCUMENTED
     assert decoded().activations == before.activations
     assert len(seen) == count
+
+
+STRIP = "float32 1x4x9x16 contiguous 512x4x3x3 contiguous stride 1x1 padding 0x1 dilation 1x1 groups 1"
+
+
+class TestStrips:
+    """Plans count what predictions do."""
+
+    def planned(self, workspaces: Workspaces) -> Any:
+        vae = low_memory_vae(load_vae("sd"), VAESettings("exact", tile_size=64))
+        latent = torch.zeros(1, 4, 32, 32)
+        return predict_coding(Coding(vae, latent), CARD, workspaces).prediction
+
+    def test_what_a_card_is_known_to_hold_is_in_the_plan(self) -> None:
+        nothing, documented, more = (self.planned(Workspaces(factor, factor)).activations for factor in (0.0, 1.0, 3.0))
+        assert nothing < documented < more
+        assert self.planned(DOCUMENTED).activations == documented
+
+    def test_strips_that_were_measured_are_found(self) -> None:
+        found = in_strips(Calibration({STRIP: 7, "of another version": 8}).workspaces())
+        (call,) = found.measured
+        assert (call.x, call.weight, call.padding) == ((1, 4, 9, 16), (512, 4, 3, 3), (0, 1))
+        assert found.of(call) == 7
+        assert found.of(call._replace(x=(1, 4, 10, 16))) > 7
+
+    @pytest.mark.parametrize("changed", ["contiguous 512", "contiguous stride"])
+    def test_those_of_another_layout_are_others(self, changed: str) -> None:
+        line = STRIP.replace(changed, changed.replace("contiguous", "channels_last"))
+        assert line != STRIP
+        assert not in_strips(Calibration({line: 7, f"{STRIP} transposed 0x0": 7}).workspaces()).measured
+
+    def test_a_card_that_holds_nothing(self) -> None:
+        lines = [STRIP.replace("x9x", f"x{rows}x") for rows in range(3, 12)]
+        found = in_strips(Calibration(dict.fromkeys(lines, 0)).workspaces())
+        assert (found.convolution, found.pointwise) == (0.0, 0.0)
+
+    def test_a_device_that_is_not_cudas_is_not_asked(self) -> None:
+        assert workspaces_on(torch.device("cpu")) == DOCUMENTED
 
 
 def workflow(number: int = 512) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from headroom.memory import blocks
 from headroom.vae.exact.planning.card import LINK_STEP, figures_of, link_step, told
 from headroom.vae.exact.planning.device import ACCELERATOR, CPU
+from headroom.vae.exact.planning.workspace import BY_RULE, ConvolutionWorkspace
 from headroom.vae.exact.running import allocator
 
 
@@ -75,7 +77,16 @@ def test_without_one_of_them_all_are_the_usual(missing: str, value: int | None) 
 def test_a_plan_for_a_device_that_is_not_here(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if hasattr(torch, kind):
         monkeypatch.setattr(getattr(torch, kind), "is_available", lambda: False)
-    assert figures_of(torch.device(kind)) == ACCELERATOR
+    assert replace(figures_of(torch.device(kind)), workspace=None) == ACCELERATOR
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda", "xpu", "mps", "meta"])
+def test_what_convolutions_hold_is_known_of_cuda_alone(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if hasattr(torch, kind):
+        monkeypatch.setattr(getattr(torch, kind), "is_available", lambda: False)
+    device, measured = torch.device(kind), ConvolutionWorkspace(0.0, 0.0)
+    assert figures_of(device).workspace == (BY_RULE if kind == "cuda" else None)
+    assert figures_of(device, workspace=measured).workspace == (measured if kind == "cuda" else None)
 
 
 def test_a_device_that_tells_nothing() -> None:

@@ -14,8 +14,9 @@ from torch.nn import functional
 
 from .cutting.passes import Analysis, Pass
 from .explain import explanation
-from .operations.graph import Need, Node, ancestors, moments_of
+from .operations.graph import Need, Node, ancestors
 from .operations.leaves import Held
+from .operations.purposes import moments_of
 from .planning.choice import PlannedBefore
 from .planning.device import Figures
 from .planning.planner import Planner

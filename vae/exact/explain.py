@@ -8,7 +8,8 @@ from collections.abc import Iterable, Iterator
 
 from .cutting.passes import Pass
 from .cutting.windows import Windows
-from .operations.graph import Node, groups_of
+from .operations.graph import Node
+from .operations.purposes import groups_of
 from .planning.choice import is_parked, kept_dtype
 from .planning.schedule import Schedule
 from .running.allocator import MIB

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from .engine import ExactRun
-from .operations.graph import Node, groups_of
+from .operations.graph import Node
 from .operations.leaves import Held
+from .operations.purposes import groups_of
 from .planning.schedule import Schedule
 from .recording.value import CannotRecord
 from .runner import Outlets, PassRunner, Target

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from .cutting.passes import Pass
 from .cutting.windows import Windows
-from .operations.graph import Leaf, Node, groups_of
+from .operations.graph import Leaf, Node
 from .operations.leaves import Held
+from .operations.purposes import groups_of
 from .planning.choice import make_store
 from .planning.schedule import Schedule
 from .running.kernels import Kernels

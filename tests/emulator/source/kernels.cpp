@@ -34,12 +34,14 @@ struct Card {
   decltype(&emu_alloc) allocated;
   decltype(&emu_free) freed;
   decltype(&emu_shapes_alone) shapes_alone;
+  decltype(&emu_workspace) workspace;
   Card() {
     find(begin, "emu_begin");
     find(end, "emu_end");
     find(allocated, "emu_alloc");
     find(freed, "emu_free");
     find(shapes_alone, "emu_shapes_alone");
+    find(workspace, "emu_workspace");
   }
 };
 const Card& card_of() {
@@ -142,6 +144,14 @@ struct Ranges {
 
 bool shapes_alone() { return card_of().shapes_alone && card_of().shapes_alone(); }
 
+// What cuDNN's kernels hold while they run, beside input and result: by a rule, since here is no cuDNN.
+std::size_t workspace_of(const Traits& traits, const Call& call, const std::vector<at::Tensor>& outputs) {
+  if (traits.product != Product::convolution || !card_of().workspace) return 0;
+  if (call.inputs.size() < 2 || outputs.empty()) return 0;
+  return std::size_t(card_of().workspace() *
+                     double(call.inputs[0].nbytes() + call.inputs[1].nbytes() + outputs[0].nbytes()));
+}
+
 void tell_begin(const Traits& traits, const Call& call) {
   if (!card_of().begin) return;
   Ranges ranges;
@@ -189,6 +199,8 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
   call.settle();
   OnDevice counted;
   translate_results(call, stack, op.schema().returns().size(), outputs);
+  c10::DataPtr workspace;
+  if (std::size_t held = workspace_of(traits, call, outputs)) workspace = device::allocate(held);
   tell_end(traits, call, outputs);
 }
 

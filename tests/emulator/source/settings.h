@@ -42,6 +42,7 @@ struct Settings {
   int races = int(variable("EMU_RACE", 0));     // 1: accesses that nothing orders are counted; 2: the first one aborts
   bool poison = variable("EMU_POISON", 1) != 0; // freed memory is filled with NaN
   bool shapes_alone = variable("EMU_SHAPES", 0) != 0;  // products leave out their arithmetic
+  double workspace = variable("EMU_WORKSPACE", 0);     // of a convolution, times the bytes of input, weight and result
 
   bool set(const std::string& key, double value);
 };

@@ -23,7 +23,8 @@ bool Settings::set(const std::string& key, double value) {
       {"pageable", {&pageable, 1e9}},           {"hbm", {&memory, 1e9}},
       {"tflops_double", {&flops[DOUBLE], 1e12}}, {"tflops_tf32", {&flops[TF32], 1e12}},
       {"tflops_half", {&flops[HALF], 1e12}},     {"tflops_eight", {&flops[EIGHT], 1e12}},
-      {"dispatch_us", {&dispatch, 1e-6}},       {"kernel_us", {&kernel, 1e-6}}};
+      {"dispatch_us", {&dispatch, 1e-6}},       {"kernel_us", {&kernel, 1e-6}},
+      {"workspace", {&workspace, 1}}};
   if (auto it = numbers.find(key); it != numbers.end()) {
     *it->second.first = value * it->second.second;
   } else if (key == "tflops") {  // of float32; the others keep their ratios to it
@@ -117,6 +118,8 @@ extern "C" __attribute__((visibility("default"))) int emu_is_device(const void* 
 }
 
 extern "C" __attribute__((visibility("default"))) int emu_shapes_alone() { return settings.shapes_alone; }
+
+extern "C" __attribute__((visibility("default"))) double emu_workspace() { return settings.workspace; }
 
 extern "C" __attribute__((visibility("default"))) void emu_refuse_kernel(const char* name) {
   Lock lock(mutex);

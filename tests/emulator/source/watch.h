@@ -14,6 +14,7 @@ void emu_alloc(void* stream, void* start, std::size_t size);
 void emu_free(void* stream, void* start, std::size_t size);
 int emu_is_device(const void* address);
 int emu_shapes_alone();                   // whether products leave out their arithmetic
+double emu_workspace();                   // what a convolution holds, times the bytes of input, weight and result
 void emu_refuse_kernel(const char* name);  // an operator that cannot be emulated
 
 const char* emu_stats();  // JSON

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from .convolution import SlabConvolution
 from .graph import Node, Op
 
 
@@ -54,9 +55,13 @@ class Convolve(Op):
         return 2.0 * math.prod(node.shape) * math.prod(self.weight.shape[1:])
 
     def scratch(self, node: Node, rows: int) -> int:
-        # A CPU's kernels copy the input, the weights and the result into layouts of their own; a GPU's take a
-        # workspace of about the same size.
+        # The kernels copy the input, the weights and the result into layouts of their own.
         source = node.sources[0]
         first, last = self.needs(node, 0, 0, rows)
         weights = self.weight.numel() * self.weight.element_size()
         return (last - first) * source.row_bytes + rows * node.row_bytes + weights
+
+    def convolutions(self, node: Node, rows: int) -> Iterator[SlabConvolution]:
+        first, last = self.needs(node, 0, 0, rows)
+        x, weight = node.sources[0].slab_shape(last - first), tuple(self.weight.shape)
+        yield SlabConvolution(node.dtype, x, weight, self.stride, self.padding, self.dilation, self.groups)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from .convolution import SlabConvolution
 from .graph import Node, Op
 
 
@@ -94,6 +95,15 @@ class ConvolveUpsampled(Op):
         weights = self.weight.numel() * self.weight.element_size()
         # Copies in the kernels' layout: of the result, of the rows it sees and of its weights.
         return 2 * (rows // 2 + 2) * source.row_bytes + rows * node.row_bytes // 4 + weights * 4 // 9
+
+    def convolutions(self, node: Node, rows: int) -> Iterator[SlabConvolution]:
+        source = node.sources[0]
+        for columns in self.together(node):
+            weight = (len(columns) * self.weight.shape[0], self.weight.shape[1], 2, 2)
+            # Of the rows every other one each, which are as many or one more.
+            for results in {-(-rows // 2), rows // 2} - {0}:
+                x = source.slab_shape(results + 1)
+                yield SlabConvolution(node.dtype, x, weight, (1, 1), (0, 1), (1, 1))
 
     def kept_bytes(self) -> int:
         return self.weight.numel() * self.weight.element_size() * 16 // 9

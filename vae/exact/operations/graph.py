@@ -11,6 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from .convolution import SlabConvolution
+
 _order = count()
 
 
@@ -31,21 +33,11 @@ class Need:
     """What must be known of a whole map before an operation can compute its first row.
 
     Attributes:
-        purpose: "whole", or :func:`moments_of` for the statistics of its groups of channels.
+        purpose: "whole", or :func:`.purposes.moments_of` for the statistics of its groups of channels.
     """
 
     node: Node
     purpose: str
-
-
-def moments_of(groups: int) -> str:
-    """The purpose of a map whose mean and variance are wanted, per image and group of channels."""
-    return f"moments:{groups}"
-
-
-def groups_of(purpose: str) -> int:
-    """The number of groups that :func:`moments_of` was given."""
-    return int(purpose.partition(":")[2])
 
 
 class Strips(Protocol):
@@ -163,8 +155,12 @@ class Op:
         return 0
 
     def scratch(self, node: Node, rows: int) -> int:
-        """Bytes that kernels may take for so many rows, beyond all tensors."""
+        """Bytes that a CPU's kernels may take for so many rows, beyond all tensors."""
         return 0
+
+    def convolutions(self, node: Node, rows: int) -> Iterator[SlabConvolution]:
+        """The convolutions that so many rows call for, one after the other."""
+        return iter(())
 
     def prepare(self, node: Node) -> None:
         """Makes what is kept from one strip to the next, before the first strip."""

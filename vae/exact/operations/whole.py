@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from .graph import Need, Node, Op, Strips, moments_of
+from .graph import Need, Node, Op, Strips
+from .purposes import moments_of
 
 
 @dataclass

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from .device import ACCELERATOR, CPU, Figures
+from .workspace import BY_RULE, ConvolutionWorkspace
 
 KHZ = 1e3
 # Lanes of a multiprocessor that multiply and add in float32 (CUDA C++ programming guide, throughput of arithmetic
@@ -35,17 +36,23 @@ PER_CLOCK, AMD_PER_CLOCK, WIDEST_GDDR = 2, 16, 512
 LINK_STEP = 3.15e9
 
 
-def figures_of(device: torch.device, link: float | None = None) -> Figures:
+def figures_of(
+    device: torch.device, link: float | None = None, workspace: ConvolutionWorkspace | None = BY_RULE
+) -> Figures:
     """The device's own figures where they can be had, else those of its kind.
 
     Args:
         link: between it and page-locked memory, in bytes a second, as it was measured; None: unknown.
+        workspace: what convolutions hold where the device is CUDA's (or ROCm's, which go by the same name): of others
+            it is not known.
     """
     if device.type == "cpu":
         return CPU
     module: Any = getattr(torch, device.type, None)
     tells = hasattr(module, "get_device_properties") and module.is_available()  # a plan may be for one that is not here
     figures = told(module.get_device_properties(device) if tells else None, torch.version.hip is not None)
+    if device.type == "cuda":
+        figures = replace(figures, workspace=workspace)
     return replace(figures, link=link_step(link)) if link else figures
 
 

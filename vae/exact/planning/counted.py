@@ -91,9 +91,9 @@ class Counted(GhostMemory, Kernels):
         inside = op.temporaries(node, start, stop)
         held = Allocation(self.meter, inside) if inside else None
         out = self.slab(size, rows)
-        scratch = int(op.scratch(node, rows) * self.figures.scratch)
-        if scratch:
-            self.meter.passing(scratch)
+        hidden = self._hidden(op, node, rows)
+        if hidden:
+            self.meter.passing(hidden)
         moved = size + sum(slab.size for slab in slabs) + 2 * inside
         flops = op.flops(node) * rows / node.rows.count
         results = size // node.dtype.itemsize // self.meter.strips
@@ -101,6 +101,15 @@ class Counted(GhostMemory, Kernels):
         self._kernel(moved, flops, op.launches(node), node.dtype, tiles)
         del held
         return out
+
+    def _hidden(self, op: Op, node: Node, rows: int) -> int:
+        """Bytes that kernels hold while they run, beside all tensors."""
+        figures = self.figures
+        hidden = int(op.scratch(node, rows) * figures.scratch) if figures.scratch else 0
+        if figures.workspace is None or self.meter.strips > 1:  # a peak is taken of single strips
+            return hidden
+        # From the allocator too, and the last one's is given back before the next one asks.
+        return max((figures.block(figures.workspace.of(call)) for call in op.convolutions(node, rows)), default=hidden)
 
     def _view(self, op: Op, slab: Ghost, size: int, rows: int) -> Ghost:
         if slab.turned and op.needs_order:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..running.allocator import CUT_FROM, EVEN_BYTES, GRAIN, MIB
+from .workspace import ConvolutionWorkspace
 
 TILE = 64
 # Devices whose kernels take operands of several dtypes as they are, and reduce 16 bits to float32, without a copy in a
@@ -33,7 +34,8 @@ class Figures:
             0 = the taller the faster.
         page_bytes: stored maps lie in equal pages of so many bytes, since the C library's heap would not give slabs of
             many sizes back; 0 = they stay in the strips that they are computed in.
-        scratch: the share that is counted of what kernels may take beside tensors (:meth:`Op.scratch`).
+        scratch: the share that is counted of what a CPU's kernels may take beside tensors (:meth:`Op.scratch`).
+        workspace: of a card's convolutions; None = they hold nothing, or nobody knows.
         margin: factor on the bytes of a strip, for what only the C library knows.
         least_margin: bytes added to that.
         rest: bytes by which the allocator's blocks exceed large slabs of uneven sizes, at most.
@@ -51,6 +53,7 @@ class Figures:
     strip_bytes: int = 0
     page_bytes: int = 0
     scratch: float = 0.0
+    workspace: ConvolutionWorkspace | None = None
     margin: float = 1.0
     least_margin: int = 0
     rest: int = 0
@@ -104,6 +107,6 @@ CPU = Figures(1e-5, 5e10, 1e10, strip_bytes=8 * MIB, page_bytes=1 * MIB, scratch
 
 # An accelerator of the middle class, for what another one does not tell of itself: PyTorch's dispatch of an operator
 # takes about 5 us, the smallest kernel about 2 (CUDA programming guide, launch latency); 12.7 TFLOP/s, 360 GB/s
-# (NVIDIA's Ampere GA102 paper, RTX 3060); 25 GB/s: four fifths of PCI Express 4.0 x 16. cuDNN takes less where there is
-# less (its algorithms with a smaller workspace), so that its workspace is not counted here.
+# (NVIDIA's Ampere GA102 paper, RTX 3060); 25 GB/s: four fifths of PCI Express 4.0 x 16. What cuDNN's kernels hold is
+# CUDA's alone, and added where the device is one (card.py).
 ACCELERATOR = Figures(5e-6, 12.7e12, 3.6e11, 2.5e10, ahead=True, kernel=2e-6, margin=1.003, rest=MIB)

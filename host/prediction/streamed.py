@@ -1,0 +1,80 @@
+"""What a decode or encode takes whose frames are handed on, as the nodes for videos of any length do it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ...memory.prediction import CannotPredict, Card, Prediction
+from ...vae import Direction
+from ...vae.exact.chunked import ALIKE
+from ..core.device import GB
+from ..vae.settings import VAESettings
+from ..vae.wrapper import low_memory_vae
+from ..video.chunks import Chunks, chunks_of
+from ..video.sink import Sink
+from .vae import Coding, CodingPrediction, predict_coding, predict_work
+
+
+def predict_handed_on(vae: Any, x: Tensor, direction: Direction, card: Card) -> Prediction | None:
+    """Predicts a video that the module itself computes, its frames handed on.
+
+    Args:
+        x: latents (1, C, T, h, w), or pixels (1, 3, T, H, W).
+
+    Returns:
+        None for a module that does not hand frames on.
+
+    Raises:
+        CannotPredict: the autoencoder looks at its data.
+    """
+    model = vae.first_stage_model
+    chunks = chunks_of(model, direction)
+    if chunks is not None:
+        return predict_work(vae, x, card, lambda module, x: _first_chunks(chunks, module, x))
+    if direction is Direction.DECODE and getattr(model, "comfy_has_chunked_io", False):
+        return predict_work(vae, x, card, lambda module, x: module.decode(x, output_buffer=Sink(_drop)))
+    return None
+
+
+def _first_chunks(kind: type[Chunks], module: Any, x: Tensor) -> None:
+    """After these chunks are alike."""
+    chunks = kind(module, x.shape[2])
+    for start, stop in chunks.borders[:ALIKE]:
+        for piece in chunks.step(x[:, :, start:stop].clone()):
+            del piece
+
+
+def _drop(frames: Tensor) -> None:
+    """Takes frames and keeps none."""
+
+
+def predict_to_file(vae: Any, latent: Tensor, card: Card, vram_budget_gb: float) -> CodingPrediction:
+    """Predicts a decode to a file: one video of a batch, or one picture, by the way that the node would take.
+
+    Args:
+        latent: (B, C, [T,] h, w).
+        vram_budget_gb: of the node; 0 = what the card has beside what the host reserves.
+
+    Raises:
+        CannotPredict: the autoencoder looks at its data.
+        ValueError: a budget that is too small.
+    """
+    one = latent[:1]
+    if latent.ndim == 5:
+        found = predict_handed_on(vae, one, Direction.DECODE, card)
+        room = vram_budget_gb * GB if vram_budget_gb else card.seen - card.reserved
+        if found is not None and found.weights + found.activations <= room:
+            return CodingPrediction(found, "in the module's own chunks, to a file")
+    settings = VAESettings(method="auto", vram_budget_gb=vram_budget_gb)
+    coding = Coding(low_memory_vae(vae, settings), one)
+    found_way = predict_coding(coding, card)
+    if "feathered" in found_way.method:  # which this node never takes
+        exact = low_memory_vae(vae, replace(settings, method="exact"))
+        found_way = predict_coding(replace(coding, vae=exact), card)
+    return replace(found_way, method=f"{found_way.method}, to a file")
+
+
+__all__ = ["CannotPredict", "predict_handed_on", "predict_to_file"]
