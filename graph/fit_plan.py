@@ -178,18 +178,22 @@ class _Planner:
         node = self.seen[sampler]
         if node.kind != GUIDED_SAMPLER:
             return sampler
-        guider = node.origins.get("guider", ("", 0))[0]
-        return guider if guider in self.seen and self.seen[guider].kind in kinds.GUIDERS else None
+        guider = self._read_by(sampler, "guider")
+        return guider if guider is not None and self.seen[guider].kind in kinds.GUIDERS else None
 
     def _earlier_fit(self, sampler: str) -> str | None:
         """The HeadroomFit that the sampler's model already comes through."""
-        number = self._guided(sampler) or ""
-        while number in self.seen:
-            node = self.seen[number]
-            if node.kind == FIT:
+        number = self._guided(sampler)
+        while number is not None:
+            if self.seen[number].kind == FIT:
                 return number
-            number = node.origins.get("model", ("", 0))[0]
+            number = self._read_by(number, "model")
         return None
+
+    def _read_by(self, number: str, name: str) -> str | None:
+        """The node that an input of a node reads, if it reads one that runs."""
+        origin = self.seen[number].origins.get(name)
+        return origin[0] if origin is not None and origin[0] in self.seen else None
 
     def _links(self, sampler: str, guided: str) -> dict[str, Output]:
         """What the HeadroomFit of a sampler is connected to, but for the VAE."""

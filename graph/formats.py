@@ -88,10 +88,12 @@ def check_api(content: Any, called: Called = WORKFLOW) -> None:
     """Checks a workflow in the API format: an object of nodes by their ids, each with ``class_type`` and ``inputs``.
 
     Raises:
-        BadWorkflow: it is another object, or a node is not whole.
+        BadWorkflow: it is another object, a node is not whole, or has an empty id.
     """
     if not is_api(content):
         raise BadWorkflow(NOT_API)
+    if "" in content:
+        raise BadWorkflow(f"{called.name}: a node has an empty id; give it a number that no other has")
     for number, node in content.items():
         if not isinstance(node.get("class_type"), str) or not isinstance(node.get("inputs"), dict):
             raise BadWorkflow(f"{called.name}: {called.node.format(number)}")
@@ -159,13 +161,17 @@ def _not_whole(graph: dict[str, Any]) -> Iterator[str]:
 
 
 def _is_node(node: Any) -> bool:
-    return isinstance(node, dict) and isinstance(node.get("id"), (int, str)) and isinstance(node.get("type"), str)
+    return isinstance(node, dict) and _is_id_of(node) and isinstance(node.get("type"), str)
+
+
+def _is_id_of(holder: dict[str, Any]) -> bool:
+    return isinstance(holder.get("id"), (int, str)) and holder["id"] != ""
 
 
 def _is_subgraph(graph: Any) -> bool:
     return (
         isinstance(graph, dict)
-        and isinstance(graph.get("id"), (int, str))
+        and _is_id_of(graph)
         and isinstance(graph.get("name"), (str, type(None)))
         and all(_is_list(graph.get(name), _is_slot) for name in ("inputs", "outputs"))
     )

@@ -102,23 +102,23 @@ def _checked(content: Any, data: int) -> tuple[dict[str, StoredTensor], dict[str
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].first, item[1].last)):
         if entry.first != end:
-            raise _Broken(f"{_short(name)} does not begin where the tensor before it ends")
+            raise _Broken(f"{short(name)} does not begin where the tensor before it ends")
         end = entry.last
     if data and end != data:
-        raise _Broken(f"its tensors take {_short(str(end))} bytes, the file has {data}")
+        raise _Broken(f"its tensors take {short(str(end))} bytes, the file has {data}")
     return entries, metadata
 
 
 def _entry(name: str, value: Any) -> StoredTensor:
     if not isinstance(value, dict):
-        raise _Broken(f"{_short(name)} is not described")
+        raise _Broken(f"{short(name)} is not described")
     dtype, shape, offsets = value.get("dtype"), value.get("shape"), value.get("data_offsets")
     if not (isinstance(dtype, str) and _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2):
-        raise _Broken(f"{_short(name)} has no dtype, shape and data_offsets")
+        raise _Broken(f"{short(name)} has no dtype, shape and data_offsets")
     first, last = offsets
     bits = math.prod(shape) * BITS.get(dtype, 0)
     if last < first or (dtype in BITS and bits != 8 * (last - first)):
-        raise _Broken(f"{_short(name)} has other bytes than its shape and dtype take")
+        raise _Broken(f"{short(name)} has other bytes than its shape and dtype take")
     return StoredTensor(dtype, tuple(shape), first, last)
 
 
@@ -126,5 +126,7 @@ def _are_sizes(values: Any) -> TypeGuard[list[int]]:
     return isinstance(values, list) and all(type(value) is int and 0 <= value <= MOST_LONG for value in values)
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= 80 else f"{text[:77]}..."
+def short(text: str) -> str:
+    """A name from a file, for a sentence: in one line, and no longer than 80 characters."""
+    shown = text[:81] if text.isprintable() else repr(text[:81])[1:-1]
+    return shown if len(shown) <= 80 else f"{shown[:77]}..."

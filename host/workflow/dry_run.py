@@ -43,6 +43,7 @@ from ..vae.wrapper import LowMemoryVAE, low_memory_vae
 from .calling import Nodes, Outputs, first_line, outputs
 from .inputs import Guided, Inputs, NotFollowed
 from .kinds import LOADERS, PLAIN, SAME, SETTINGS, TEXT, is_neutral
+from .packed import GGUF_LOADERS, tell_of_gguf
 from .shapes import latent_like, pixels_like
 
 NOTHING = (None,) * 8  # outputs that are words and charts
@@ -152,6 +153,7 @@ class DryRun:
         yield (TO_FILE,), self._to_file
         yield TEXT, self._text
         yield LOADERS, self._load
+        yield GGUF_LOADERS, tell_of_gguf
         yield (VAE,), self._wrap
         yield (FIT,), self._fit
         yield ("LoadImage",), self._read

@@ -13,11 +13,13 @@ from typing import Any
 
 from headroom.tools.setup.environment import PACK, Environment
 
-from . import disk, memory, prompts, requests
+from . import card, disk, memory, prompts, requests
 from .cases import Case, Journal, table
 from .stand import Stand
 
-PARTS: dict[str, Any] = {part.name: part for part in (*prompts.PARTS, *requests.PARTS, *memory.PARTS, *disk.PARTS)}
+PARTS: dict[str, Any] = {
+    part.name: part for part in (*prompts.PARTS, *requests.PARTS, *memory.PARTS, *card.PARTS, *disk.PARTS)
+}
 JOURNAL = PACK / "output" / "campaign.jsonl"
 
 
@@ -37,6 +39,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(table(journal))
         return 0
     variables = {name: value for name, value in os.environ.items() if name.startswith("EMU_")} or None
+    if needs_card(options.part) and variables is None:
+        parser.error(
+            f"{options.part} takes the memory of an emulated card: tools campaign --card 8GB-rtx3060 {options.part}"
+        )
     with Stand(Environment.from_variables(), variables) as stand:
         numbers = range(options.first, options.cases) if options.only is None else [options.only]
         done = journal.done(options.part, options.seed) if options.only is None else set()
@@ -49,6 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ]
     print(table(cases))
     return 0 if all(case.is_good for case in cases) else 1
+
+
+def needs_card(part: str) -> bool:
+    """Whether a part runs on an emulated card alone."""
+    return getattr(PARTS[part], "on_card", False)
 
 
 def one_case(part: Any, seed: int, number: int) -> Case:

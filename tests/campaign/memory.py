@@ -1,4 +1,4 @@
-"""Memory that runs out: at any operator of a prompt, by a fault in the server, or on the emulated card for real."""
+"""Memory that runs out at any operator of a prompt, by a fault in the server; for real it does in `card.py`."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Injected:
         if outcome == RAW:
             return Found(RAW, what, detail)
         if made is not None and made != expected:
-            said = self.said()
+            said = said_of(self.stand)
             if not APPROXIMATE.search(said):
                 return Found(DIFFERENT, what, f"and nothing says why: {said[:300]}")
             outcome, detail = SENTENCE, said[:200]
@@ -76,11 +76,12 @@ class Injected:
         self.stand.client.free()
         return results(self.stand.client, workflow)
 
-    def said(self) -> str:
-        """What the last prompt's rows and the end of the log say."""
-        last = self.stand.client.get("/history?max_items=1")
-        rows = [self.stand.client.get(f"/headroom/runs/{prompt}")["rows"] for prompt in last]
-        return f"{rows} {self.stand.server.log_path.read_text(errors='replace')[-2000:]}"
+
+def said_of(stand: Stand) -> str:
+    """What the last prompt's rows and the end of the log say."""
+    last = stand.client.get("/history?max_items=1")
+    rows = [stand.client.get(f"/headroom/runs/{prompt}")["rows"] for prompt in last]
+    return f"{rows} {stand.server.log_path.read_text(errors='replace')[-2000:]}"
 
 
 PARTS = (Injected,)

@@ -25,6 +25,8 @@ SOON = 5.0  # seconds in which a cancel ends it, on a busy machine
 # What an error is called whose message is written for people: our own kinds are of this pack's modules.
 WRITTEN = ("ValueError", "OutOfMemoryError", "torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
 OURS = "Headroom"
+# An emulated card computes as the CPU does, slowly in 16 bits; nothing is kept free for a desktop.
+ON_CARD = ("--fp32-unet", "--fp32-vae", "--fp32-text-enc", "--reserve-vram", "0")
 
 
 class Stand:
@@ -86,7 +88,10 @@ class Stand:
     def _started(self) -> Server:
         return Server(
             self.environment,
-            extra_args=("--extra-model-paths-config", str(self.base / "paths.yaml")),
+            extra_args=(
+                *("--extra-model-paths-config", str(self.base / "paths.yaml")),
+                *(() if self.variables is None else ON_CARD),
+            ),
             cpu=None if self.variables is None else False,
             base=self.base,
             variables=self.variables,

@@ -1,12 +1,13 @@
 """A slice of the reliability campaign (`tests/campaign`); `python3 -m tools campaign` runs the whole."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ..campaign.cases import DIFFERENT, FINE, HANG, SENTENCE, STOPPED, Case, Journal, table
-from ..campaign.command import PARTS, one_case
+from ..campaign.command import PARTS, main, needs_card, one_case
 from ..campaign.stand import Stand
 from ..nightly import NIGHTLY
 from .conftest import ENVIRONMENT
@@ -34,7 +35,7 @@ def stand() -> Iterator[Stand]:
         yield running
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", [name for name in PARTS if not needs_card(name)])
 def test_nothing_has_to_be_mended(stand: Stand, name: str) -> None:
     part = PARTS[name](stand)
     cases = [one_case(part, SEED, number) for number in range(SLICE[name] * (10 if NIGHTLY else 1))]
@@ -52,6 +53,16 @@ def test_a_case_is_the_same_again_and_is_kept(stand: Stand, tmp_path: Path) -> N
     assert list(journal) == [first]
     assert journal.done("commands", 3) == {7}
     assert journal.done("commands", 4) == set()
+
+
+def test_what_needs_a_card_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """tests/emulator/test_campaign.py runs a slice of it on one."""
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name[:4] != "EMU_"})
+    with pytest.raises(SystemExit):
+        main(["card_memory"])
+    assert (
+        "card_memory takes the memory of an emulated card: tools campaign --card 8GB-rtx3060" in capsys.readouterr().err
+    )
 
 
 def test_the_table_names_what_is_bad() -> None:

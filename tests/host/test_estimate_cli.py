@@ -27,6 +27,7 @@ from headroom.nodes import NODES
 from headroom.nodes.local_attention import HeadroomLocalAttention
 from headroom.offload.safetensors_header import NotAHeader, read_header
 
+from ..unit import gguf
 from . import full_size
 from .conftest import ENVIRONMENT
 from .workflows import node
@@ -328,6 +329,65 @@ def test_every_neutral_node_is_the_hosts() -> None:
     """A name that the host does not know is a mistake, but for those that only some versions have."""
     known = [kind for kind in NEUTRAL if kind in nodes.NODE_CLASS_MAPPINGS]
     assert len(known) >= 0.9 * len(NEUTRAL), set(NEUTRAL) - set(known)
+
+
+def gguf_workflow(name: str) -> Workflow:
+    """SDXL with its diffusion model by another pack's loader."""
+    return sdxl() | {"1": node("UnetLoaderGGUF", unet_name=name)}
+
+
+def test_a_gguf_file_is_told_of_and_not_followed(base: Path) -> None:
+    tensors = [("a.weight", (256, 8), 12), ("b.weight", (64, 4), 8), ("b.bias", (64,), 0)]
+    content = gguf.written(tensors, {"general.architecture": (8, "sdxl")})
+    (base / "models" / "diffusion_models" / "sdxl-Q4_K.gguf").write_bytes(content)
+    result = estimate(gguf_workflow("sdxl-Q4_K.gguf"), base, "--json")
+    assert result.returncode == 2
+    told = json.loads(result.stdout)
+    assert not told["complete"]
+    assert (
+        "node 1: UnetLoaderGGUF is another pack's, and what it loads is not followed; sdxl-Q4_K.gguf holds 0 MB of"
+        " weights, as GGUF stores them (tensors: 1 Q4_K, 1 Q8_0, 1 F32)" in told["unknown"]
+    )
+    assert any(line.startswith("node 6: needs node 1") for line in told["unknown"])
+    assert told["stages"], "the text is predicted all the same"
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "UnetLoaderGGUF is another pack's, and what it loads is not followed; 'x.gguf' is not there"),
+        (b"PK", "UnetLoaderGGUF: x.gguf is no GGUF file: download it again, or choose another"),
+        (
+            gguf.written([("a", (256, 2), 12)])[:-1],
+            "UnetLoaderGGUF: x.gguf: its header is damaged (its tensors take 288",
+        ),
+    ],
+)
+def test_a_gguf_file_that_is_not_whole(base: Path, content: bytes | None, said: str) -> None:
+    file = base / "models" / "diffusion_models" / "x.gguf"
+    if content is not None:
+        file.write_bytes(content)
+    try:
+        run = DryRun(gguf_workflow("x.gguf"), named_card("sm86", 8.0)).run()
+    finally:
+        file.unlink(missing_ok=True)
+    assert run.unknown["1"].startswith(said)
+    assert not run.complete
+
+
+@pytest.mark.usefixtures("models")
+def test_text_encoders_in_gguf_files_are_told_of_too(base: Path) -> None:
+    folder = base / "models" / "text_encoders"
+    many = [(f"t{number}", (256, 4096), 14 + number) for number in range(6)]
+    (folder / "t5.gguf").write_bytes(gguf.written(many))
+    names = {"clip_name1": "t5.gguf", "clip_name2": "full_clip_l.safetensors", "type": "flux"}
+    workflow = flux() | {"2": node("DualCLIPLoaderGGUF", **names)}
+    said = DryRun(workflow, named_card("sm86", 8.0)).run().unknown["2"]
+    assert said.endswith(
+        "; t5.gguf holds 3 MB of weights, as GGUF stores them (tensors: 1 Q8_K, 1 Q6_K, 1 IQ3_XXS, 1 IQ2_XS,"
+        " 2 of other types)"
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from headroom.graph.litegraph import MOST_NODES, MOST_SECONDS
 from headroom.host.prediction.header_loading import MOST_DESCRIBED
 from headroom.host.server import routes
+from headroom.offload import gguf_header
 from headroom.offload.safetensors_header import MOST_BYTES
 from headroom.tools.server.client import Client
 from headroom.tools.server.server import Server
@@ -17,12 +18,16 @@ from headroom.tools.server.server import Server
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 WORKER, ROUTES, HEADER = "host/test_worker.py", "host/test_server_routes.py", "unit/test_safetensors_header.py"
+GGUF = "unit/test_gguf_header.py"
 # The beginning of a line or row, and its tests.
 HELD = {
     "runs no text as code": ("unit/test_source.py::test_the_pack_runs_no_text_and_installs_nothing",),
     "opens no model itself": (
         f"{HEADER}::test_what_breaks_a_rule", f"{HEADER}::test_what_is_no_safetensors_file",
-        f"{HEADER}::test_a_name_that_promises_another_format", "host/test_security.py::test_the_numbers_are_the_codes",
+        f"{HEADER}::test_a_name_that_promises_another_format", f"{GGUF}::test_what_breaks_a_rule",
+        f"{GGUF}::test_it_is_not_read_further_than_its_limit",
+        f"{GGUF}::test_a_vocabulary_is_walked_through_and_not_kept",
+        "host/test_security.py::test_the_numbers_are_the_codes",
     ),
     "writes four kinds of files": (
         "host/test_security.py::test_files_are_written_where_it_says", "unit/test_json_file.py::test_there_and_back",
@@ -47,7 +52,10 @@ HELD = {
     ),
     "an id to `runs`": ("host/test_security.py::test_runs_show_no_prompt_and_no_picture",),
     "values of our nodes": ("host/test_security.py::test_files_are_written_where_it_says",),
-    "a header": (f"{HEADER}::test_what_is_no_safetensors_file", f"{HEADER}::test_what_breaks_a_rule"),
+    "a header": (
+        f"{HEADER}::test_what_is_no_safetensors_file", f"{HEADER}::test_what_breaks_a_rule",
+        f"{GGUF}::test_what_breaks_a_rule",
+    ),
 }  # fmt: skip
 
 
@@ -72,6 +80,7 @@ def test_each_line_has_its_tests() -> None:
 def test_the_numbers_are_the_codes() -> None:
     assert f"at most {MOST_BYTES / 1e6:.0f} MB, held to the format's rules" in TEXT
     assert f"at most {MOST_BYTES / 1e6:.0f} MB are read as JSON" in TEXT
+    assert f"(at most {gguf_header.MOST_BYTES / 1e6:.0f} MB, held to that format's rules" in TEXT
     assert f"at most {MOST_DESCRIBED / 2**20:.0f} MB each" in TEXT
     assert f"{routes.MOST_SECONDS:.0f} s of one core each, in a thread" in TEXT
     assert f"{MOST_SECONDS:.0f} s of one core each: at most {MOST_NODES:,} nodes" in TEXT

@@ -6,11 +6,9 @@ A slice of the cases runs each time; HEADROOM_FUZZ sets how many.
 from __future__ import annotations
 
 import copy
-import io
 import json
 import os
 import struct
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,28 +16,30 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headroom.attention import parse_blocks
-from headroom.graph.formats import PROMPT, WORKFLOW, BadWorkflow, check_api, check_sent, is_ui
-from headroom.graph.insert_fit import insert_fit
-from headroom.graph.prompt import in_order, parents_in
-from headroom.graph.to_api import to_api
+from headroom.graph.formats import BadWorkflow
+from headroom.offload.ggml_types import GGML_TYPES
+from headroom.offload.gguf_header import read_gguf_header
 from headroom.offload.safetensors_header import BITS, NotAHeader, read_header
 
-from ..host.ui_workflows import in_a_subgraph
-from ..host.ui_workflows import text_to_image as ui_text_to_image
+from . import gguf
+from .readers import (
+    SLOWEST,
+    WAYS,
+    WORKFLOWS,
+    InMemory,
+    holds_gguf,
+    holds_safetensors,
+    one_sentence,
+    read_as_everybody_does,
+    safetensors_file,
+    safetensors_header,
+)
 
-ROOT = Path(__file__).parents[2]
 CASES = int(os.environ.get("HEADROOM_FUZZ", "300"))
-SLOWEST = 1000.0  # milliseconds
-LONGEST = 600  # characters of a sentence
-WORKFLOWS = [
-    *(json.loads(path.read_text(encoding="utf-8")) for path in sorted(ROOT.glob("workflows/api/*.json"))),
-    *(json.loads(path.read_text(encoding="utf-8")) for path in sorted(ROOT.glob("workflows/*.json"))),
-    in_a_subgraph(ui_text_to_image()),
-]
 
 fuzzed = settings(
     max_examples=CASES,
-    deadline=SLOWEST,
+    deadline=1000 * SLOWEST,
     database=None,
     derandomize=os.environ.get("HEADROOM_FUZZ") is None,  # the slice is the same each time
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
@@ -59,43 +59,7 @@ values = st.recursive(
 )
 
 
-def one_sentence(error: Exception) -> None:
-    said = str(error)
-    assert said
-    assert "\n" not in said
-    assert len(said) <= LONGEST
-
-
 # -------------------------------------------------------------------------------------------------------- safetensors
-
-
-class InMemory:
-    """A file that is never on a disk, as far as the reader needs a path."""
-
-    suffix, name = ".safetensors", "x.safetensors"
-
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def open(self, mode: str) -> io.BytesIO:
-        return io.BytesIO(self._content)
-
-
-def file_of(header: Any, data: int, length: int | None = None) -> InMemory:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return InMemory(struct.pack("<Q", len(text) if length is None else length) + text + bytes(data))
-
-
-def whole(shapes: list[tuple[str, list[int]]]) -> tuple[dict[str, Any], int]:
-    """A header that keeps the rules, and how many bytes of data belong to it."""
-    header, at = {}, 0
-    for number, (dtype, shape) in enumerate(shapes):
-        bits = BITS[dtype]
-        for size in shape:
-            bits *= size
-        header[f"t{number}"] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + bits // 8]}
-        at += bits // 8
-    return header, at
 
 
 whole_bytes = st.sampled_from(sorted(name for name, bits in BITS.items() if bits % 8 == 0))
@@ -105,8 +69,8 @@ tensors = st.lists(st.tuples(whole_bytes, st.lists(st.integers(0, 5), max_size=4
 @fuzzed
 @given(tensors)
 def test_headers_that_keep_the_rules_are_read(shapes: list[tuple[str, list[int]]]) -> None:
-    header, data = whole(shapes)
-    found = read_header(file_of(header, data)).entries
+    header, data = safetensors_header(shapes)
+    found = read_header(safetensors_file(header, data)).entries
     assert [(entry.dtype, list(entry.shape)) for entry in found.values()] == shapes
 
 
@@ -114,24 +78,94 @@ def test_headers_that_keep_the_rules_are_read(shapes: list[tuple[str, list[int]]
 @given(st.data(), tensors)
 def test_mutated_headers(data: st.DataObject, shapes: list[tuple[str, list[int]]]) -> None:
     """What is read after all describes exactly the bytes that are there."""
-    header, size = whole(shapes)
+    header, size = safetensors_header(shapes)
     mutate(header, data)
     size += data.draw(st.sampled_from([0, 0, 0, 1, -1]))
     size = max(0, size)
     try:
-        found = read_header(file_of(header, size, data.draw(st.sampled_from([None, None, None, 0, 2**63, 5]))))
+        found = read_header(safetensors_file(header, size, data.draw(st.sampled_from([None, None, None, 0, 2**63, 5]))))
     except NotAHeader as error:
         one_sentence(error)
     else:
-        ends = sorted((entry.first, entry.last) for entry in found.entries.values())
-        assert sum(last - first for first, last in ends) == size or found.is_alone or not size
+        holds_safetensors(found, size)
 
 
 @fuzzed
 @given(st.binary(max_size=300), st.booleans())
 def test_bytes_as_headers(content: bytes, framed: bool) -> None:
     try:
-        read_header(file_of(content, 7) if framed else InMemory(content))
+        read_header(safetensors_file(content, 7) if framed else InMemory(content))
+    except NotAHeader as error:
+        one_sentence(error)
+
+
+# --------------------------------------------------------------------------------------------------------------- GGUF
+
+sizes = st.lists(st.integers(0, 3), max_size=3)
+packed = st.lists(st.tuples(st.sampled_from(sorted(GGML_TYPES)), sizes, st.integers(0, 2)), max_size=4)
+scalars = {0: st.integers(0, 255), 5: st.integers(-9, 9), 7: st.booleans(), 8: st.text(max_size=9), 12: st.floats()}
+typed = st.sampled_from(sorted(scalars)).flatmap(lambda kind: st.tuples(st.just(kind), scalars[kind]))
+lists = st.sampled_from(sorted(scalars)).flatmap(
+    lambda kind: st.tuples(st.just(9), st.tuples(st.just(kind), st.lists(scalars[kind], max_size=5)))
+)
+nested = st.lists(lists.map(lambda one: one[1]), max_size=3).map(lambda some: (9, (9, some)))
+keys = st.dictionaries(st.text(min_size=1, max_size=9), st.one_of(typed, lists, nested), max_size=4)
+numbers_of_64 = st.sampled_from([0, 1, 2**16, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1])
+
+
+def of_blocks(some: list[tuple[int, list[int], int]]) -> list[tuple[str, list[int], int]]:
+    """Tensors whose rows are whole blocks."""
+    return [
+        (f"t{number}", [rows * GGML_TYPES[kind].block, *others], kind)
+        for number, (kind, others, rows) in enumerate(some)
+    ]
+
+
+@fuzzed
+@given(packed, keys, st.sampled_from([8, 32, 64]), st.sampled_from([2, 3]))
+def test_gguf_headers_that_keep_the_rules_are_read(
+    some: list[tuple[int, list[int], int]], metadata: dict[str, gguf.Typed], alignment: int, version: int
+) -> None:
+    tensors = of_blocks(some)
+    content = gguf.written(tensors, metadata, alignment=alignment, version=version)
+    found = read_gguf_header(InMemory(content, ".gguf"))
+    holds_gguf(found, len(content))
+    assert [(name, list(entry.shape)) for name, entry in found.entries.items()] == [
+        (name, sizes[::-1]) for name, sizes, _ in tensors
+    ]
+    assert set(metadata) <= set(found.metadata)
+
+
+@fuzzed
+@given(st.data(), packed, keys)
+def test_mutated_gguf_headers(
+    data: st.DataObject, some: list[tuple[int, list[int], int]], metadata: dict[str, gguf.Typed]
+) -> None:
+    content = bytearray(gguf.written(of_blocks(some), metadata))
+    for _ in range(data.draw(st.integers(1, 4))):
+        at = data.draw(st.integers(4, len(content)))
+        what = data.draw(st.sampled_from(["byte", "number", "insert", "delete", "cut"]))
+        if what == "byte":
+            content[at : at + 1] = data.draw(st.binary(min_size=1, max_size=1))
+        elif what == "number":
+            content[at : at + 8] = struct.pack("<Q", data.draw(numbers_of_64))
+        elif what == "insert":
+            content[at:at] = data.draw(st.binary(max_size=20))
+        else:
+            del content[at : None if what == "cut" else at + data.draw(st.integers(1, 20))]
+    try:
+        found = read_gguf_header(InMemory(bytes(content), ".gguf"))
+    except NotAHeader as error:
+        one_sentence(error)
+    else:
+        holds_gguf(found, len(content))
+
+
+@fuzzed
+@given(st.binary(max_size=300), st.booleans())
+def test_bytes_as_gguf_headers(content: bytes, framed: bool) -> None:
+    try:
+        read_gguf_header(InMemory(b"GGUF\3\0\0\0" + content if framed else content, ".gguf"))
     except NotAHeader as error:
         one_sentence(error)
 
@@ -166,27 +200,12 @@ def mutate(content: Any, data: st.DataObject, most: int = 4) -> None:
             holder[key], holder[other] = holder[other], holder[key]
 
 
-def read_as_everybody_does(content: Any) -> None:
-    """The routes' and the commands' way with a workflow, up to where the host is needed."""
-    check_sent(content, PROMPT)
-    if is_ui(content):
-        content = to_api(content, {}, called=PROMPT)
-    check_api(content, PROMPT)
-    in_order(content, parents_in(content))
-
-
-def fit_as_the_route_does(content: Any) -> None:
-    """The way of cli/fit.py and of the server's route."""
-    check_sent(content, WORKFLOW)
-    insert_fit(content)
-
-
 @fuzzed
 @given(st.data(), st.sampled_from(range(len(WORKFLOWS))))
 def test_mutated_workflows(data: st.DataObject, which: int) -> None:
     content = copy.deepcopy(WORKFLOWS[which])
     mutate(content, data)
-    for reads in (read_as_everybody_does, fit_as_the_route_does):
+    for reads in WAYS:
         before = json.dumps(content)
         try:
             reads(content)
@@ -198,7 +217,7 @@ def test_mutated_workflows(data: st.DataObject, which: int) -> None:
 @fuzzed
 @given(values)
 def test_anything_as_a_workflow(content: Any) -> None:
-    for reads in (read_as_everybody_does, fit_as_the_route_does):
+    for reads in WAYS:
         try:
             reads(content)
         except ValueError as error:

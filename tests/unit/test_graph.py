@@ -14,6 +14,7 @@ import pytest
 
 from headroom.cli import estimate, files, fit
 from headroom.graph import litegraph
+from headroom.graph.fit_plan import Seen, plan_fit
 from headroom.graph.formats import PROMPT, WORKFLOW, BadWorkflow, check_api, check_sent, check_ui, is_api, is_ui
 from headroom.graph.insert_fit import insert_fit
 from headroom.graph.kinds import GUIDERS, SAMPLERS
@@ -211,6 +212,12 @@ def test_what_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
 # ------------------------------------------------------------------------------------------------------------- formats
 
 
+def test_a_node_without_a_name_is_no_circle() -> None:
+    """An id of no letters was taken for the end of the models' way, again and again: the fit never ended."""
+    plan = plan_fit({"": Seen("KSampler")}, FitSettings(), 1)
+    assert plan.notes == ["node  (KSampler) is left alone: nothing is connected to model"]
+
+
 def test_which_format() -> None:
     assert is_ui(ui())
     assert not is_api(ui())
@@ -225,6 +232,10 @@ def test_which_format() -> None:
     ("content", "said"),
     [
         ({"1": 2}, "this is no workflow in the API format: every entry needs class_type and inputs"),
+        (
+            {"": {"class_type": "A", "inputs": {}}},
+            "workflow: a node has an empty id; give it a number that no other has",
+        ),
         ({"1": {"inputs": {}}}, "workflow: an entry of it is not as ComfyUI writes it; save it again from ComfyUI: n"),
         ({"1": {"class_type": "A", "inputs": []}}, "workflow: an entry of it is not as ComfyUI writes it; save it"),
     ],
@@ -248,6 +259,7 @@ def test_the_sentence_calls_the_workflow_as_its_sender_does() -> None:
     [
         lambda one: one.update(nodes=[1]),
         lambda one: one["nodes"][0].pop("type"),
+        lambda one: one["nodes"][0].update(id=""),
         lambda one: one["nodes"][0].update(inputs=[1]),
         lambda one: one["nodes"][0].update(widgets_values=3),
         lambda one: one["nodes"][2]["inputs"][0].pop("name"),

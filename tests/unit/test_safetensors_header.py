@@ -49,6 +49,7 @@ def test_what_the_library_writes(tmp_path: Path) -> None:
         ({"__metadata__": {"x": 1}, **WHOLE}, r"\(its metadata are no words\)"),
         ({"__metadata__": [1], **WHOLE}, r"\(its metadata are no words\)"),
         ({"a": None}, r"\(a is not described\)"),
+        ({"a\nb\ud800": None}, r"\(a\\nb\\ud800 is not described\)"),
         ({"a": {}}, r"\(a has no dtype, shape and data_offsets\)"),
         ({"a": {**WHOLE["a"], "shape": [-2, -3]}}, r"\(a has no dtype, shape and data_offsets\)"),
         ({"a": {**WHOLE["a"], "shape": [2.0, 3]}}, r"\(a has no dtype, shape and data_offsets\)"),

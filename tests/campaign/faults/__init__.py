@@ -2,6 +2,11 @@
 
 - ``POST /campaign/fault {"after": n}``: the n-th operator of the next prompt runs out of memory (0: they are counted
   only); ``GET /campaign/fault`` tells how many the last one had and whether one failed.
+- ``POST /campaign/card {"after": n, "bytes": b, "share": s}``: from the n-th operator of the next prompt on the card,
+  an emulated one, has so many bytes, or a share of those that it has given out by then, if that is not 0 (n 0: at no
+  operator; what was taken away is given back at once); ``GET /campaign/card`` tells of the last prompt how many
+  operators it had, how many bytes the card gave out at most and had left, how many operators failed for want of memory.
+- ``POST /campaign/unload``: the host lets all models go; the answer has the bytes that are allocated after it.
 - ``POST /campaign/disk {"room": n}``: no file in a folder "headroom" becomes larger than n bytes (-1: as large as it
   likes); ``GET /campaign/disk`` tells which write failed last.
 - ``POST /campaign/clock {"reach": s}``: the clock jumps by up to s seconds all the time (0: it does not).
@@ -9,11 +14,13 @@
 
 import builtins
 import errno
+import gc
 import io
 import os
 import random
 import time
 
+import comfy.model_management as model_management
 import execution
 import torch
 from aiohttp import web
@@ -22,15 +29,26 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 NODE_CLASS_MAPPINGS: dict[str, type] = {}
 STATE = {"after": 0, "operators": 0, "failed": ""}
+CARD = {"after": 0, "bytes": 0.0, "share": 0.0, "room": 0.0, "failed": 0}
+on_card = bool(os.environ.get("EMU_DEVICE"))
+if on_card:
+    import emulated_card
 
 
 class Failing(TorchDispatchMode):
     """Counts operators that make tensors, and fails at one of them."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
+        try:
+            result = func(*args, **(kwargs or {}))
+        except torch.OutOfMemoryError:
+            CARD["failed"] += 1
+            raise
         if isinstance(result, torch.Tensor) and result.device.type != "meta" and not isinstance(result, Fake):
             STATE["operators"] += 1
+            if STATE["operators"] == CARD["after"]:
+                CARD["room"] = CARD["share"] * emulated_card.stats()["used"] or CARD["bytes"]
+                emulated_card.set("vram_mb", CARD["room"] / 2**20)
             if STATE["operators"] == STATE["after"]:
                 STATE["failed"] = str(func)
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB (by the campaign)")
@@ -44,6 +62,9 @@ _execute = execution.PromptExecutor.execute
 def execute(self, *args, **kwargs):
     """In the place of the host's, in the thread that runs prompts."""
     STATE.update(operators=0, failed="")
+    CARD.update(room=0.0, failed=0)
+    if on_card:
+        emulated_card.reset()
     with Failing():
         return _execute(self, *args, **kwargs)
 
@@ -62,6 +83,34 @@ async def arm(request):
 async def tell(request):
     """What the last prompt came to."""
     return web.json_response(STATE)
+
+
+# -------------------------------------------------------------------------------------------------------------- card
+
+
+@PromptServer.instance.routes.post("/campaign/card")
+async def arm_card(request):
+    """Arms it."""
+    asked = await request.json()
+    CARD.update(after=int(asked["after"]), bytes=float(asked["bytes"]), share=float(asked["share"]))
+    emulated_card.default_settings()
+    return web.json_response(CARD)
+
+
+@PromptServer.instance.routes.get("/campaign/card")
+async def tell_card(request):
+    """What the last prompt came to."""
+    return web.json_response(CARD | {"operators": STATE["operators"], "peak": emulated_card.stats()["peak"]})
+
+
+@PromptServer.instance.routes.post("/campaign/unload")
+async def unload(request):
+    """While no prompt runs."""
+    with torch.inference_mode():
+        model_management.unload_all_models()
+    gc.collect()
+    model_management.soft_empty_cache()
+    return web.json_response({"allocated": torch.cuda.memory_allocated()})
 
 
 # -------------------------------------------------------------------------------------------------------------- disk
