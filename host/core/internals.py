@@ -15,6 +15,7 @@ from typing import Any
 OLDEST_TESTED, NEWEST_TESTED = "0.18.2", "0.33.0"
 TESTED = f"Headroom is tested with ComfyUI {OLDEST_TESTED} to {NEWEST_TESTED}: update whichever is older"
 VAE = ("HeadroomVAE", "HeadroomVAEDecode", "HeadroomVAEEncode")
+VIDEO_NODES = ("HeadroomVAEDecodeVideo", "HeadroomVAEEncodeVideo")
 CAST = ("HeadroomCast", "HeadroomCastCLIP")
 FIT, ESTIMATE, COMPARE, REPORT = ("HeadroomFit",), ("HeadroomEstimate",), ("HeadroomCompare",), ("HeadroomReport",)
 LOCAL, OFFLOAD = ("HeadroomLocalAttention",), ("HeadroomOffload",)
@@ -82,11 +83,11 @@ INTERNALS: tuple[Internal, ...] = (
         "comfy.sampler_helpers:convert_cond",
         "comfy.samplers:calc_cond_batch",
         "comfy.samplers:process_conds",
-        "comfy.utils:set_attr",
         f"{_MANAGEMENT}minimum_inference_memory",
     ),
+    *_needed((*PREDICTING, *VIDEO_NODES), "comfy.utils:set_attr"),
     *_needed(
-        (*VAE, *FIT),
+        (*VAE, *VIDEO_NODES, *FIT),
         f"{_MANAGEMENT}load_models_gpu",
         "comfy.sd:VAE",
         "comfy.sd:VAE.vae_encode_crop_pixels",
@@ -107,21 +108,25 @@ INTERNALS: tuple[Internal, ...] = (
         f"{_MANAGEMENT}vram_state",
         f"{_MANAGEMENT}VRAMState",
     ),
-    *_needed((*CAST, *FIT), "comfy.utils:load_torch_file", "folder_paths:get_output_directory"),
-    *_needed(("HeadroomCast", *PREDICTING), "folder_paths:get_user_directory"),
+    *_needed((*CAST, *FIT), "comfy.utils:load_torch_file"),
+    *_needed((*CAST, *FIT, "HeadroomVAEDecodeVideo"), "folder_paths:get_output_directory"),
+    *_needed(("HeadroomVAEDecodeVideo",), "folder_paths:get_save_image_path"),
+    *_needed(("HeadroomVAEEncodeVideo",), "comfy.utils:common_upscale"),
+    *_needed(VIDEO_NODES, "folder_paths:get_temp_directory"),
+    *_needed(("HeadroomCast", *PREDICTING, *VIDEO_NODES), "folder_paths:get_user_directory"),
     *_needed(("HeadroomCast", *COMPARE), "comfy.sample:sample_custom", "comfy.samplers:KSAMPLER"),
     *_needed((*PREDICTING, *COMPARE), "comfy.sample:fix_empty_latent_channels"),
-    *_needed((*COMPARE, *FIT, *VAE), f"{_MANAGEMENT}soft_empty_cache"),
+    *_needed((*COMPARE, *FIT, *VAE, *VIDEO_NODES), f"{_MANAGEMENT}soft_empty_cache"),
     *_needed(
-        (*CAST, *COMPARE, *FIT, *VAE),
+        (*CAST, *COMPARE, *FIT, *VAE, *VIDEO_NODES),
         "comfy.utils:ProgressBar",
         f"{_MANAGEMENT}throw_exception_if_processing_interrupted",
         f"{_MANAGEMENT}current_loaded_models",
         f"{_MANAGEMENT}free_memory",
     ),
     *_needed(REPORT, f"{_MANAGEMENT}get_torch_device"),
-    *_needed((*VAE, *PREDICTING, *COMPARE), f"{_MANAGEMENT}extra_reserved_memory"),
-    *_needed((*VAE, *PREDICTING, *COMPARE, *REPORT), f"{_MANAGEMENT}get_total_memory"),
+    *_needed((*VAE, *VIDEO_NODES, *PREDICTING, *COMPARE), f"{_MANAGEMENT}extra_reserved_memory"),
+    *_needed((*VAE, *VIDEO_NODES, *PREDICTING, *COMPARE, *REPORT), f"{_MANAGEMENT}get_total_memory"),
 )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...memory import Row
-from ...vae.exact import ChunkedRun, ExactRun
+from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks
 from ..vae.coding import Coder
 from ..video.chunks import Chunks
 from .source import Border, Onward, State, Take
@@ -99,7 +99,8 @@ class HostChunks:
             onward.begin(at)
             run.begin = lambda frames: self._begun(at, state, lambda x: run.recorder.leaf(self._to_device(x)))
             run.bring = self._to_device
-            run.after_chunk = lambda chunks: onward.border(partial(_saved, chunks))
+            if not isinstance(run, PlannedChunks):
+                run.after_chunk = lambda chunks: onward.border(partial(_saved, chunks))
             run.stream(onward.take, self.model.decode, self.latent)
             return self.latent
 

@@ -38,13 +38,15 @@ def run_strips(coder: Coder, exact: ExactPass, code: Callable[[ExactRun], Tensor
     Args:
         coder: of a VAE whose method is exact.
         exact: how it is cut.
-        code: runs the module by a run that is given; called again with less memory.
+        code: runs the module by a run that is given: one that only plans, first, so that what does not fit is refused
+            before any work; again with less memory, if that runs out.
         x: the prepared input.
 
     Raises:
         BudgetTooSmall, CannotBeExact, OOM_EXCEPTION: strips cannot be had.
     """
     try:
+        exact.plan(code)
         exact.run(code, coder.geometry.watch(1).on_strip)
     except NotExact as error:
         coder.fallback.unrecorded(error, row)

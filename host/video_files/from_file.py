@@ -17,7 +17,7 @@ from torch import Tensor
 from ...memory import Row
 from ...memory.on_disk import on_disk
 from ...vae import Direction
-from ...vae.exact import ChunkedRun, ExactRun
+from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks
 from ..core.compat import device_context, is_out_of_memory, show_on_node
 from ..measure.runs import Following, measured, notice
 from ..streaming.gathered import exactly
@@ -208,8 +208,11 @@ class _Encoding:
             assert isinstance(run, ChunkedRun)
             parts.clear()
             run.begin = partial(kind, self.vae.first_stage_model)
-            coming = self._prepared(self._begun(kind, self.vae.first_stage_model))
-            run.bring = lambda part: next(coming).to(self.vae.device)
+            if isinstance(run, PlannedChunks):
+                run.bring = lambda part: part.to(self.vae.device, self.vae.vae_dtype)
+            else:
+                coming = self._prepared(self._begun(kind, self.vae.first_stage_model))
+                run.bring = lambda part: next(coming).to(self.vae.device)
             run.stream(parts.append, self.vae.first_stage_model.encode, likeness)
             return likeness
 

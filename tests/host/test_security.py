@@ -10,6 +10,7 @@ import pytest
 from headroom.graph.litegraph import MOST_NODES, MOST_SECONDS
 from headroom.host.prediction.header_loading import MOST_DESCRIBED
 from headroom.host.server import routes
+from headroom.host.video_files.to_file import KEPT_BYTES, KEPT_DAYS
 from headroom.offload import gguf_header
 from headroom.offload.safetensors_header import MOST_BYTES
 from headroom.tools.server.client import Client
@@ -18,7 +19,7 @@ from headroom.tools.server.server import Server
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
 WORKER, ROUTES, HEADER = "host/test_worker.py", "host/test_server_routes.py", "unit/test_safetensors_header.py"
-GGUF = "unit/test_gguf_header.py"
+GGUF, VIDEOS = "unit/test_gguf_header.py", "unit/test_video_files.py"
 # The beginning of a line or row, and its tests.
 HELD = {
     "runs no text as code": ("unit/test_source.py::test_the_pack_runs_no_text_and_installs_nothing",),
@@ -29,13 +30,23 @@ HELD = {
         f"{GGUF}::test_a_vocabulary_is_walked_through_and_not_kept",
         "host/test_security.py::test_the_numbers_are_the_codes",
     ),
-    "writes four kinds of files": (
+    "writes five kinds of files": (
         "host/test_security.py::test_files_are_written_where_it_says", "unit/test_json_file.py::test_there_and_back",
         "unit/test_json_file.py::test_a_full_disk_leaves_the_one_before",
         "unit/test_json_file.py::test_what_is_damaged_counts_as_not_there_and_is_said",
         "host/test_casting.py::test_a_damaged_file_is_written_anew", "host/test_casting.py::test_a_path_is_refused",
         "host/test_casting.py::test_a_disk_that_fills_up_meanwhile",
         "host/test_casting.py::test_foreign_contents_are_measured_anew",
+    ),
+    "writes videos into": (
+        "host/test_security.py::test_videos_are_written_where_it_says",
+        "host/test_security.py::test_the_numbers_are_the_codes",
+        "host/test_video_files.py::test_one_sentence_before_any_work",
+        "host/test_video_files.py::test_a_disk_that_is_too_small", f"{VIDEOS}::test_by_age_and_then_the_oldest_by_size",
+        f"{VIDEOS}::test_what_is_damaged_counts_as_not_there", f"{VIDEOS}::test_names_that_are_no_segments_of_it",
+        f"{VIDEOS}::test_a_plan_that_is_damaged_or_another_s_empties_it", f"{VIDEOS}::test_what_is_no_video",
+        "unit/test_on_disk.py::test_its_file_has_no_name_and_its_blocks_come_back",
+        "unit/test_on_disk.py::test_more_than_the_disk_has_is_refused_with_both_numbers",
     ),
     "calls one function of the C library": ("host/test_security.py::test_one_function_of_the_c_library",),
     "takes `skip` of Layerwise Casting": ("host/test_over_http.py::test_bad_input",),
@@ -51,7 +62,11 @@ HELD = {
         "host/test_security.py::test_the_numbers_are_the_codes", "host/test_security.py::test_routes_write_nothing",
     ),
     "an id to `runs`": ("host/test_security.py::test_runs_show_no_prompt_and_no_picture",),
-    "values of our nodes": ("host/test_security.py::test_files_are_written_where_it_says",),
+    "values of our nodes": (
+        "host/test_security.py::test_files_are_written_where_it_says",
+        "host/test_security.py::test_videos_are_written_where_it_says",
+        "host/test_video_files.py::test_a_disk_that_is_too_small",
+    ),
     "a header": (
         f"{HEADER}::test_what_is_no_safetensors_file", f"{HEADER}::test_what_breaks_a_rule",
         f"{GGUF}::test_what_breaks_a_rule",
@@ -84,6 +99,7 @@ def test_the_numbers_are_the_codes() -> None:
     assert f"at most {MOST_DESCRIBED / 2**20:.0f} MB each" in TEXT
     assert f"{routes.MOST_SECONDS:.0f} s of one core each, in a thread" in TEXT
     assert f"{MOST_SECONDS:.0f} s of one core each: at most {MOST_NODES:,} nodes" in TEXT
+    assert f"after {KEPT_DAYS:.0f} days, or above {KEPT_BYTES / 2**30:.0f} GB" in TEXT
 
 
 def test_one_function_of_the_c_library() -> None:
@@ -125,6 +141,16 @@ def test_files_are_written_where_it_says(client: Client, server: Server) -> None
     places = {str(path.parent) for path in written if path.parts[0] != "temp" and "__pycache__" not in path.parts}
     assert places == {"output/headroom", "user/headroom"}
     assert any(path.parts[0] == "temp" for path in written), "charts and previews"
+
+
+def test_videos_are_written_where_it_says(client: Client, server: Server) -> None:
+    """And nothing is left of their segments."""
+    workflow = json.loads((ROOT / "workflows" / "api" / "wan_video_to_file.json").read_text())
+    workflow["10"]["inputs"]["filename_prefix"] = "security/video"
+    before = files(server)
+    client.run(workflow)
+    written = {path for path in files(server) - before if path.parts[0] != "temp" and "__pycache__" not in path.parts}
+    assert {str(path.parent) for path in written} == {"output/security"}
 
 
 @pytest.mark.parametrize(("route", "name"), [("estimate", "prompt"), ("fit", "workflow")])

@@ -43,7 +43,7 @@ REAL = {"CheckpointLoaderSimple", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoa
 # Widgets that differ: names of files, texts, sizes, and what depends on the size of a picture or a model.
 NAMES = {"ckpt_name", "unet_name", "vae_name", "lora_name", "image", "text"}
 SIZES = {"width", "height", "length", "steps", "cfg", "scale_by", "tile_size", "overlap", "min_tokens", "slice_rows"}
-SIZES |= {"slice_sizes", "strength_model", "vram_budget_gb", "method"}
+SIZES |= {"slice_sizes", "strength_model", "vram_budget_gb", "method", "format"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -132,7 +132,7 @@ def test_only_stand_ins_names_and_sizes_differ(name: str, spec: Template) -> Non
 def test_it_ends_in_a_memory_report(queued: Workflow) -> None:
     (report,) = (one for one in queued.values() if one["class_type"] == "HeadroomReport")
     decode = queued[report["inputs"]["anything"][0]]
-    assert decode["class_type"] in ("VAEDecode", "HeadroomVAEDecode")
+    assert decode["class_type"] in ("VAEDecode", "HeadroomVAEDecode", "HeadroomVAEDecodeVideo")
 
 
 # ------------------------------------------------------------------------------------------------------- on the canvas

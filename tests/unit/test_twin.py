@@ -59,6 +59,41 @@ def test_shortcuts_become_the_stock_nodes(ours: str, stock: str, what: str) -> N
     assert replaced["inputs"] == {what: ["2", 0], "vae": ["1", 0]}
 
 
+class TestVideoFiles:
+    WORKFLOW = {
+        "1": node("VAELoader"),
+        "2": node("KSampler"),
+        "3": node(
+            "HeadroomVAEDecodeVideo", samples=["2", 0], vae=["1", 0], fps=16.0, format="mkv ffv1", filename_prefix="a"
+        ),
+        "4": node("HeadroomReport", anything=["3", 0]),
+        "5": node(
+            "HeadroomVAEEncodeVideo", video=["4", 0], vae=["1", 0], width=64, height=0, upscale_method="area",
+            crop="center",
+        ),
+        "6": node("SaveLatent", samples=["5", 0]),
+        "7": node("PreviewAny", source=["3", 1]),
+        "8": node("PreviewAny", source=["5", 1]),
+    }  # fmt: skip
+
+    def test_a_decode_to_a_file_becomes_three_nodes(self) -> None:
+        twin = stock_twin(self.WORKFLOW)
+        assert twin["3_images"]["inputs"] == {"samples": ["2", 0], "vae": ["1", 0]}
+        assert twin["3_video"]["inputs"] == {"images": ["3_images", 0], "fps": 16.0}
+        assert twin["3_saved"]["class_type"] == "SaveVideo"
+        assert twin["3_saved"]["inputs"]["video"] == ["3_video", 0]
+
+    def test_an_encode_from_a_file_becomes_three_nodes(self) -> None:
+        twin = stock_twin(self.WORKFLOW)
+        assert twin["5_frames"]["inputs"] == {"video": ["3_video", 0]}
+        size = {"upscale_method": "area", "width": 64, "height": 0, "crop": "center"}
+        assert twin["5_scaled"]["inputs"] == {"image": ["5_frames", 0], **size}
+        assert twin["6"]["inputs"] == {"samples": ["5_latent", 0]}
+
+    def test_what_needs_their_reports_goes(self) -> None:
+        assert not {"3", "4", "5", "7", "8"} & set(stock_twin(self.WORKFLOW))
+
+
 class TestReport:
     WORKFLOW = {
         "1": node("LoadImage"),

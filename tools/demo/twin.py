@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 from ..server.client import Workflow
@@ -24,6 +25,8 @@ REPLACED = {
     "HeadroomVAEDecode": ("VAEDecode", ("samples", "vae")),
     "HeadroomVAEEncode": ("VAEEncode", ("pixels", "vae")),
 }
+# Nodes that several stock ones stand for: which of these gives the first output.
+GIVES = {"HeadroomVAEDecodeVideo": "video", "HeadroomVAEEncodeVideo": "latent"}
 
 
 def stock_twin(workflow: Workflow) -> Workflow:
@@ -32,14 +35,37 @@ def stock_twin(workflow: Workflow) -> Workflow:
     Raises ValueError for a node of Headroom's that has no stock counterpart here.
     """
     twin = {
-        node_id: _rewired(_stock_node(node), workflow)
+        stock_id: _rewired(stock, workflow)
         for node_id, node in workflow.items()
         if node["class_type"] not in BYPASSED
+        for stock_id, stock in _stock_nodes(node_id, node)
     }
     while lost := [node_id for node_id, node in twin.items() if not _is_fed(node, twin)]:
         for node_id in lost:
             del twin[node_id]
     return twin
+
+
+def _stock_nodes(node_id: str, node: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What stands in a node's place, with the ids."""
+    given = node["inputs"]
+
+    def made(name: str, kind: str, **inputs: Any) -> tuple[str, dict[str, Any]]:
+        return f"{node_id}_{name}", {"class_type": kind, "_meta": {"title": kind}, "inputs": inputs}
+
+    if node["class_type"] == "HeadroomVAEDecodeVideo":
+        sound = {"audio": given["audio"]} if "audio" in given else {}
+        saved = {"filename_prefix": given["filename_prefix"], "format": "auto", "codec": "auto"}
+        yield made("images", "VAEDecode", samples=given["samples"], vae=given["vae"])
+        yield made("video", "CreateVideo", images=[f"{node_id}_images", 0], fps=given["fps"], **sound)
+        yield made("saved", "SaveVideo", video=[f"{node_id}_video", 0], **saved)
+    elif node["class_type"] == "HeadroomVAEEncodeVideo":
+        size = {name: given[name] for name in ("upscale_method", "width", "height", "crop")}
+        yield made("frames", "GetVideoComponents", video=given["video"])
+        yield made("scaled", "ImageScale", image=[f"{node_id}_frames", 0], **size)
+        yield made("latent", "VAEEncode", pixels=[f"{node_id}_scaled", 0], vae=given["vae"])
+    else:
+        yield node_id, _stock_node(node)
 
 
 def _stock_node(node: dict[str, Any]) -> dict[str, Any]:
@@ -59,8 +85,10 @@ def _rewired(node: dict[str, Any], workflow: Workflow) -> dict[str, Any]:
 
 def _origin(link: list[Any], workflow: Workflow) -> list[Any]:
     """Where a link comes from once the nodes on its way are bypassed; their other outputs have no origin."""
-    while link[1] < len(inputs := BYPASSED.get(workflow[link[0]]["class_type"], ())):
+    while link[0] in workflow and link[1] < len(inputs := BYPASSED.get(workflow[link[0]]["class_type"], ())):
         link = workflow[link[0]]["inputs"][inputs[link[1]]]
+    if link[0] in workflow and link[1] == 0 and (name := GIVES.get(workflow[link[0]]["class_type"])):
+        return [f"{link[0]}_{name}", 0]
     return list(link)
 
 

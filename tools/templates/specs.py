@@ -228,6 +228,71 @@ For the 14B model change the file and add **Block Offload** or **Make It Fit** b
             "9.cfg": 6.0,
         },
     ),
+    "wan_video_to_file": Template(
+        title="Wan: a long video straight to a file",
+        about="""
+161 frames of 832 x 480. **VAE Decode to Video (exact, any length)** writes each window of frames into the file as it
+is decoded, so that memory holds a window and not the video. Wan runs in ComfyUI's own chunks: the frames are those
+of the stock VAE Decode.
+
+- What is done is kept. If the decode is cancelled, or the disk fills up, queue the same again: it goes on where it
+  ended, with another `vram_budget_gb` too.
+- `format` has lossless kinds as well. `audio` takes sound.
+- The sampler still works on all frames at once, and what it takes grows with them: **Make It Fit** or **Block
+  Offload** behind the loader.
+""",
+        stages={
+            "Models": "1 2 3",
+            "Shift and attention": "4 5",
+            "Prompt and size": "6 7 8",
+            "Sampling": "9",
+            "Video": "10 11",
+        },
+        nodes={"2": one_clip("umt5_xxl_fp8_e4m3fn_scaled.safetensors", "wan")},
+        values={
+            "1.unet_name": "wan2.1_t2v_1.3B_fp16.safetensors",
+            "3.vae_name": "wan_2.1_vae.safetensors",
+            "6.text": "waves rolling onto a beach at sunset, slow camera, photograph",
+            "7.text": "static, blurry, overexposed, text, watermark",
+            **movie("8", 832, 480, 161),
+            "9.steps": 30,
+            "9.cfg": 6.0,
+            "10.format": "mp4 h264",
+        },
+    ),
+    "video_to_video": Template(
+        title="Video to video, any length",
+        about="""
+A first pass makes a small video and writes it to a lossless file. **VAE Encode from Video (any length)** reads that
+file window by window, enlarges the frames and encodes them; a second pass draws the detail at half strength, and
+**VAE Decode to Video (exact, any length)** writes the result. All frames are never in memory at once.
+
+- For a video of your own put **Load Video** in the place of the first pass, and connect it to `video`.
+- `width` and `height` of the encode set the size of the second pass; 0 follows the other.
+- The sampler still works on all frames at once, and what it takes grows with them.
+""",
+        stages={
+            "Models": "1 2 3 4",
+            "Prompt and size": "5 6 7",
+            "First pass": "8 9",
+            "Second pass": "10 11",
+            "Video": "12 13",
+        },
+        nodes={"2": one_clip("umt5_xxl_fp8_e4m3fn_scaled.safetensors", "wan")},
+        values={
+            "1.unet_name": "wan2.1_t2v_1.3B_fp16.safetensors",
+            "3.vae_name": "wan_2.1_vae.safetensors",
+            "5.text": "waves rolling onto a beach at sunset, slow camera, photograph",
+            "6.text": "static, blurry, overexposed, text, watermark",
+            **movie("7", 416, 240, 81),
+            "8.steps": 20,
+            "8.cfg": 6.0,
+            "10.width": 832,
+            "11.steps": 20,
+            "11.cfg": 6.0,
+            "12.format": "mp4 h264",
+        },
+    ),
     "ltx_text_to_video": Template(
         title="LTX-Video, and what it took",
         about="""

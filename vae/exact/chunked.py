@@ -142,7 +142,7 @@ class ChunkedRun(ExactRun):
             self.recorder.flush()
         alive = list(self.recorder.live)
         keep = {recorded.node: None for recorded in alive if not recorded.node.op.is_tensor}
-        kept = {node: node.empty(node.rows.count) for node in keep}
+        kept = {node: self._empty(node) for node in keep}
         outs = [self._result(node) for node in nodes]
         # A chunk may keep what it returns: written to both.
         self._execute([*zip(nodes, outs), *kept.items()], allocated=True)
@@ -154,6 +154,10 @@ class ChunkedRun(ExactRun):
                 recorded.value = Value(_held(node, kept[node]))  # not as a view of the chunk, which is to go
         self._kept = self._held()
         return outs
+
+    def _empty(self, node: Node) -> Tensor:
+        """For what the module keeps."""
+        return node.empty(node.rows.count)
 
     def _result(self, node: Node) -> Tensor:
         return torch.zeros(node.shape, dtype=self.out_dtype or node.dtype, device=self.out_device or node.device)
@@ -179,6 +183,9 @@ class PlannedChunks(PlannedRun, ChunkedRun):
         super()._each(take, x)
         if self.least:
             raise DoesNotFit(self.least)
+
+    def _empty(self, node: Node) -> Tensor:
+        return torch.empty(node.shape, dtype=node.dtype, device="meta")
 
     def _too_large(self, schedule: Schedule) -> None:
         self.least = max(self.least, schedule.peak)

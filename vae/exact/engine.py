@@ -211,7 +211,7 @@ class ExactRun:
         made = [
             out.nbytes
             for out in outputs.values()
-            if allocated and isinstance(out, Tensor) and out.device.type == device.type
+            if allocated and isinstance(out, Tensor) and out.device.type in (device.type, "meta")
         ]
         planner = Planner(analysis, device, [*made, *self.beside, *self.recorder.made], self.figures)
         schedule = self._schedule(planner)

@@ -27,8 +27,8 @@ MOST_FOLLOWED = 500  # strips times the nodes of their pass: a second or two
 class PlannedRun(ExactRun):
     """An :class:`ExactRun` that plans and does not run; :attr:`report` tells its peak.
 
-    Maps that a run would leave for later passes are there without data, so that each later schedule is planned as in a
-    run.
+    Maps that a run would leave for later passes are there without data and without memory, so that each later schedule
+    is planned as in a run, also on a device that has no room for it.
     """
 
     def stream(self, take: Callable[[Tensor], None], module: Callable[..., Any], x: Tensor, **kwargs: Any) -> None:
@@ -39,7 +39,7 @@ class PlannedRun(ExactRun):
         for one in schedule.passes:
             for node, purpose in one.targets:
                 if purpose in ("stored", "whole"):
-                    map_ = torch.empty(node.shape, dtype=node.dtype, device=node.device)
+                    map_ = torch.empty(node.shape, dtype=node.dtype, device="meta")
                     node.become(Held(map_, node.rows.dim, node.rows.unit))
                 elif purpose != "output":
                     groups = groups_of(purpose)
