@@ -284,15 +284,14 @@ class ExactPass:
     def describe(self) -> Iterator[str]:
         """What ran, for the report."""
         report = self.report
-        if report is None or not report.schedules:
+        if report is None or not report.passes:
             return
-        schedule = max(report.schedules, key=lambda one: one.peak)
         near = self.store is not None
         kind = "near-exact, float16 store" if near else "exact"
         strips = {"rows": "strips", "chunks": "strips of chunks of frames", "frames": "windows of frames"}[self.along]
         yield f"{kind}: {report.strips} {strips} in {report.passes} passes, planned peak {format_bytes(report.peak)}"
-        if schedule.choice.recomputed:
-            yield f"{len(schedule.choice.recomputed)} maps computed again instead of stored"
+        if report.done.recomputed:
+            yield f"{report.done.recomputed} maps computed again instead of stored"
         if report.host_peak:
             yield f"stored maps in host memory, {format_bytes(report.host_peak)}"
         if report.materialised:

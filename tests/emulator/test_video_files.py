@@ -110,7 +110,7 @@ def test_a_budget_is_kept_and_nothing_stays(card: Card, name: str, way: str, mon
     card.reset()
     frames, _ = decoded(name, x, budget)
     assert frames.shape[0] == 17
-    assert card.peak - before <= budget * GB
+    assert card.peak - before <= 1.02 * budget * GB  # what a plan is held to on a card
     model_management.unload_all_models()
     gc.collect()
     assert card.allocated <= before

@@ -127,7 +127,7 @@ class ChunkedRun(ExactRun):
         Raises:
             DoesNotFit, CannotRecord, StoreOverflow: as :meth:`run`.
         """
-        given, self.beside = self.beside, [*self.beside, *(kept.nbytes for kept in self._kept)]
+        given, self.beside = self.beside, [*self.beside, x.nbytes, *(kept.nbytes for kept in self._kept)]
         try:
             outs = self._chunk(step, x)
         finally:

@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from operator import attrgetter
 
 from .planning.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Done:
+    """What is left of schedules when they are let go: numbers, since a schedule holds a whole computation and the maps
+    that it read.
+
+    Attributes:
+        peak, host_peak: bytes planned on the device and in host memory.
+        strips, passes: of all of them.
+        recomputed: maps of the one with the highest peak that were computed again instead of stored.
+    """
+
+    peak: int = 0
+    host_peak: int = 0
+    strips: int = 0
+    passes: int = 0
+    recomputed: int = 0
 
 
 @dataclass
@@ -15,38 +32,46 @@ class Report:
     Attributes:
         schedules: one, and one more for each function that was given a whole map.
         materialised: names of those functions.
-        before: strips and passes of schedules that are no longer among them.
+        before: of schedules that are no longer among them.
     """
 
     schedules: list[Schedule] = field(default_factory=list)
     materialised: list[str] = field(default_factory=list)
-    before: tuple[int, int] = (0, 0)
+    before: Done = field(default_factory=Done)
+
+    @property
+    def done(self) -> Done:
+        """Of all schedules."""
+        highest = max(self.schedules, key=lambda one: one.peak, default=None)
+        now = highest is not None and highest.peak >= self.before.peak
+        return Done(
+            max([self.before.peak, *(one.peak for one in self.schedules)]),
+            max([self.before.host_peak, *(one.host_peak for one in self.schedules)]),
+            self.before.strips + sum(one.strips for one in self.schedules),
+            self.before.passes + sum(len(one.passes) for one in self.schedules),
+            len(highest.choice.recomputed) if now and highest is not None else self.before.recomputed,
+        )
 
     @property
     def peak(self) -> int:
         """Bytes planned on the device."""
-        return max((schedule.peak for schedule in self.schedules), default=0)
+        return self.done.peak
 
     @property
     def host_peak(self) -> int:
         """Bytes planned in host memory."""
-        return max((schedule.host_peak for schedule in self.schedules), default=0)
+        return self.done.host_peak
 
     @property
     def strips(self) -> int:
         """Of all passes of all schedules."""
-        return self.before[0] + sum(schedule.strips for schedule in self.schedules)
+        return self.done.strips
 
     @property
     def passes(self) -> int:
         """Of all schedules."""
-        return self.before[1] + sum(len(schedule.passes) for schedule in self.schedules)
+        return self.done.passes
 
     def condense(self) -> None:
-        """Keeps of the schedules only those with the highest peaks: each holds a whole computation."""
-        strips, passes = self.strips, self.passes
-        highest = [max(self.schedules, key=attrgetter(peak), default=None) for peak in ("peak", "host_peak")]
-        self.schedules = [one for one in self.schedules if any(one is other for other in highest)]
-        self.before = (
-            strips - sum(one.strips for one in self.schedules), passes - sum(len(one.passes) for one in self.schedules)
-        )  # fmt: skip
+        """Lets go of the schedules."""
+        self.before, self.schedules = self.done, []
