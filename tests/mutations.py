@@ -58,6 +58,7 @@ CASTING = "unit/test_casting.py host/test_casting.py"
 PREDICTION = "unit/test_prediction.py host/test_prediction.py"
 IN_MODELS = "host/test_attention_in_models.py"
 GRAPH = "unit/test_graph.py host/test_workflow_files.py"
+VIDEO = "unit/test_video_files.py"
 SERVER = "host/test_server_routes.py"
 ESTIMATE = "host/test_estimate_cli.py host/test_server_routes.py"
 
@@ -1363,6 +1364,38 @@ WORKFLOWS = (
             "bits != 8 * (last - first)",
             "bits < 8 * (last - first)",
         ),
+    ),
+    *_of(
+        "video/pixels.py",
+        VIDEO,
+        ("video files: what lies behind a row is read with it", "BLOCK = 32", "BLOCK = 1"),
+        ("video files: NaN is not made a number", "nan=0.0", "nan=1.0"),
+    ),
+    *_of(
+        "video/join.py",
+        VIDEO,
+        ("video files: a segment's frames shown at the beginning", "before + round(", "round("),
+        ("video files: the muxer waits for a sound that has ended", 'MOST_HELD = "500000"', 'MOST_HELD = "0"'),
+    ),
+    *_of(
+        "video/journal.py",
+        VIDEO,
+        (
+            "journal: the state to go on from deleted too early",
+            "{stop, finished[-1].stop if finished else stop}",
+            "{stop}",
+        ),
+        ("journal: another decode's segments taken for ours", "_read_plan(folder) != asdict(plan)", "False"),
+    ),
+    *_of(
+        "video/writer.py",
+        VIDEO,
+        ("video files: a crf that is given is not used", "form.crf if crf is None else crf", "form.crf"),
+    ),
+    *_of(
+        "video/reader.py",
+        VIDEO,
+        ("video files: a phone's video not turned", 'round(getattr(frame, "rotation", 0) / 90)', "round(0 / 90)"),
     ),
     *_of(
         "memory/json_file.py",

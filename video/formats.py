@@ -32,8 +32,9 @@ class FileFormat:
         crf: the usual one; None if the format is lossless.
         crf_range: the least and the greatest that the encoder knows.
         options: of the encoder, besides ``crf``.
-        even: whether the encoder refuses odd widths and heights, or spoils them. VP9 takes them in 4:2:0 too.
-        most: the greatest width and height.
+        even: whether widths and heights must be: in 4:2:0 two pixels share a colour. H.264's encoder refuses others,
+            and for VP9 and AV1 FFmpeg 7's conversion spoils their last columns.
+        least, most: widths and heights.
         is_sequence: whether each frame is a file of its own.
         has_alpha: whether a fourth channel is kept. None does it: what a VAE decodes has three.
     """
@@ -49,6 +50,7 @@ class FileFormat:
     crf_range: tuple[int, int] = (0, 0)
     options: tuple[tuple[str, str], ...] = ()
     even: bool = False
+    least: int = 1
     most: int = MOST_SIDE
     is_sequence: bool = False
     has_alpha: bool = False
@@ -79,14 +81,14 @@ FORMATS: dict[str, FileFormat] = {
         FileFormat(
             "webm vp9", "webm", "webm", "libvpx-vp9", "yuv420p", BITS_8,
             "VP9 in WebM, as Save WEBM writes it: plays in browsers, slow to write; lossy",
-            crf=32, crf_range=(0, 63),
+            crf=32, crf_range=(0, 63), even=True,
         ),
         FileFormat(
             "webm av1", "webm", "webm", "libsvtav1", "yuv420p10le", BITS_16,
             "AV1 with 10 bits a channel in WebM: the smallest files; lossy",
             crf=32, crf_range=(1, 63), options=(("preset", "6"),),
-            # SVT-AV1 was seen to spoil the last column of odd sizes, and to stand still at 16384.
-            even=True, most=8192,
+            # SVT-AV1 before 3 refuses less than 64; at 4 a process died (PyAV 16), at 16384 one stood still (PyAV 18).
+            even=True, least=64, most=8192,
         ),
         FileFormat(
             "mkv ffv1", "mkv", "matroska", "ffv1", "bgr0", BITS_8,
@@ -149,7 +151,7 @@ def check(name: str, width: int, height: int, fps: float | Fraction, crf: float 
     if not has_encoder(form):
         others = ", ".join(other.name for other in FORMATS.values() if has_encoder(other))
         raise ValueError(f"format {name} needs the encoder {form.encoder}, which this FFmpeg lacks: choose {others}")
-    _check_size(form, width, height)
+    check_size(form, width, height)
     least, most = form.crf_range
     if crf is not None and form.crf is not None and not least <= crf <= most:
         raise ValueError(f"crf is {crf:g}: {name} takes {least} to {most}, usually {form.crf:g}")
@@ -165,15 +167,15 @@ def has_encoder(form: FileFormat) -> bool:
     return True
 
 
-def _check_size(form: FileFormat, width: int, height: int) -> None:
+def check_size(form: FileFormat, width: int, height: int) -> None:
+    """Raises ValueError, as :func:`check` does, for sizes in pixels that the format does not take."""
     if form.even and (width % 2 or height % 2):
         raise ValueError(
             f"format {form.name} needs even sizes, and the frames are {width}x{height}: choose mkv ffv1, "
             f"or decode at {max(2, width - width % 2)}x{max(2, height - height % 2)}"
         )
-    least = 4 if form.encoder == "libsvtav1" else 1
-    if not least <= min(width, height) <= max(width, height) <= form.most:
+    if not form.least <= min(width, height) <= max(width, height) <= form.most:
         raise ValueError(
-            f"format {form.name} takes {least} to {form.most} pixels a side, and the frames are {width}x{height}: "
+            f"format {form.name} takes {form.least} to {form.most} pixels a side, and the frames are {width}x{height}: "
             "choose png, or decode at another size"
         )

@@ -82,7 +82,6 @@ def _written(
 ) -> int:
     with av.open(str(pieces[0].path)) as first:
         stream = output.add_stream_from_template(first.streams.video[0], opaque=True)
-    stream.time_base = 1 / rate
     track = AudioTrack(output, sound[1], sound[0]) if sound else None
     delay = max(piece.delay for piece in pieces)
     position = 0

@@ -12,6 +12,10 @@ from torch import Tensor
 
 from .formats import BITS_8, BITS_16, FLOAT, FileFormat
 
+# From YUV, FFmpeg 8's converter to rgb48le spoils whole pictures at some widths, that to planes none (seen with 8.0 and
+# 8.1; the array is (H, W, 3) in the order of RGB all the same).
+PLANES_16 = "gbrp16le"
+BLOCK = 32  # pixels
 _SCALE = {BITS_8: (255, np.uint8), BITS_16: (65535, np.uint16)}
 
 
@@ -31,9 +35,34 @@ def pictures(frames: Tensor, form: FileFormat, reformatter: VideoReformatter) ->
             array = np.ascontiguousarray(values.float().numpy())
         else:
             most, dtype = _SCALE[form.frames]
-            array = np.ascontiguousarray(values.mul_(most).clamp_(0, most).numpy().astype(dtype))
+            array = np.ascontiguousarray(values.mul_(most).numpy().astype(dtype))
+        if form.pixels.startswith("yuv"):
+            yield _in_yuv(array, form, reformatter)
+            continue
         picture = av.VideoFrame.from_ndarray(array, format=form.frames)
         yield picture if form.pixels == form.frames else reformatter.reformat(picture, format=form.pixels)
+
+
+def _in_yuv(array: np.ndarray, form: FileFormat, reformatter: VideoReformatter) -> av.VideoFrame:
+    """Converted at a width of whole blocks, and cut.
+
+    At others FFmpeg 8.1 converts rgb48le by what happens to lie behind the rows: twice the same frame gives two.
+    """
+    height, width = array.shape[:2]
+    wider = np.pad(array, ((0, 0), (0, -width % BLOCK), (0, 0)), mode="edge") if width % BLOCK else array
+    whole = reformatter.reformat(av.VideoFrame.from_ndarray(wider, format=form.frames), format=form.pixels)
+    if wider is array:
+        return whole
+    cut = av.VideoFrame(width, height, form.pixels)
+    for target, source in zip(cut.planes, whole.planes):
+        row = min(target.line_size, source.line_size)
+        _rows(target)[: target.height, :row] = _rows(source)[: target.height, :row]
+    return cut
+
+
+def _rows(plane: av.video.plane.VideoPlane) -> np.ndarray:
+    """A plane's own bytes, (rows, bytes of a row with what lies behind it)."""
+    return np.frombuffer(memoryview(plane), np.uint8).reshape(-1, plane.line_size)
 
 
 def check_frames(frames: Tensor, width: int, height: int) -> None:
@@ -51,5 +80,5 @@ def values(picture: av.VideoFrame) -> np.ndarray:
     if "f16" in picture.format.name or "f32" in picture.format.name:
         return np.asarray(picture.to_ndarray(format=FLOAT), np.float32)
     if max(component.bits for component in components) > 8:
-        return picture.to_ndarray(format=BITS_16).astype(np.float32) / np.float32(65535)
+        return picture.to_ndarray(format=PLANES_16).astype(np.float32) / np.float32(65535)
     return picture.to_ndarray(format=BITS_8).astype(np.float32) / np.float32(255)

@@ -8,15 +8,29 @@ from pathlib import Path
 from types import TracebackType
 
 import av
+import torch
 from av.video.reformatter import VideoReformatter
 from torch import Tensor
 
-from .formats import FileFormat
+from .formats import FileFormat, check_size
 from .pixels import check_frames, pictures
 from .whole_file import naming, whole_file
 
 # Without it Matroska's muxer draws numbers, and the same frames give another file each time.
 REPRODUCIBLE = {"fflags": "+bitexact"}
+
+
+def encoder_options(form: FileFormat, crf: float | None) -> dict[str, str]:
+    """Of an encoder, by FFmpeg's names."""
+    options = dict(form.options)
+    if form.crf is not None and crf is not None:
+        options["crf"] = f"{crf:g}"
+    if form.encoder == "libx264" and torch.backends.cpu.get_cpu_capability() == "AVX512":
+        # With 8 bits x264's code for AVX-512 reads memory that nobody has written (seen with PyAV 14 to 18: other bytes
+        # for the same frames, and by MALLOC_PERTURB_ another file for each fill). That for AVX2, which such a
+        # processor has too, does not, and writes what the other does in memory of zeros.
+        options["x264-params"] = "asm=AVX2"
+    return options
 
 
 class SegmentWriter:
@@ -43,6 +57,7 @@ class SegmentWriter:
     ) -> None:
         if form.is_sequence:
             raise ValueError(f"format {form.name} is a sequence of pictures: write_pictures writes them")
+        check_size(form, width, height)  # before it is opened: some encoders end the process over it
         self.path, self.form, self.width, self.height, self.rate = Path(path), form, width, height, rate
         self.crf = form.crf if crf is None else crf
         self.frames = 0
@@ -63,9 +78,7 @@ class SegmentWriter:
             self._stream.width, self._stream.height = self.width, self.height
             self._stream.pix_fmt = self.form.pixels
             self._stream.codec_context.time_base = 1 / self.rate
-            self._stream.options = dict(self.form.options)
-            if self.form.crf is not None and self.crf is not None:
-                self._stream.options = {**self._stream.options, "crf": f"{self.crf:g}"}
+            self._stream.codec_context.options = encoder_options(self.form, self.crf)
             try:
                 self._stream.codec_context.open()
             except av.error.FFmpegError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import filecmp
 import importlib
 import io
 import json
@@ -13,13 +14,16 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import numpy as np
 import pytest
 import torch
+from av.video.reformatter import VideoReformatter
 from torch import Tensor
 
 from headroom.video import (
@@ -37,21 +41,22 @@ from headroom.video import (
     free_bytes,
     join,
     picture_names,
+    pixels,
     rate,
     write_list,
     write_pictures,
 )
 from headroom.video.lock import FolderLock
 from headroom.video.state_file import read_tensors, write_tensors
+from headroom.video.writer import encoder_options
 
 joining = importlib.import_module("headroom.video.join")  # the package's name of it is the function's
 
-WIDTH, HEIGHT = 48, 32
+WIDTH, HEIGHT = 64, 64
 NTSC = Fraction(30000, 1001)
 FILM = rate(23.976)
 CONTAINERS = [form for form in FORMATS.values() if not form.is_sequence]
 SEQUENCES = [form for form in FORMATS.values() if form.is_sequence]
-ODD = [form.name for form in CONTAINERS if not form.even]
 LOSSY = [form for form in CONTAINERS if form.crf is not None]
 UNEVEN = (1, 13, 2, 27, 7)  # frames of five segments
 
@@ -98,6 +103,38 @@ def name_of(form: formats.FileFormat) -> str:
     return form.name
 
 
+def rows_of(plane: av.video.plane.VideoPlane) -> np.ndarray:
+    return np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
+
+
+class UsedMemory:
+    """Makes frames in memory that holds a number wherever nothing is written."""
+
+    def __init__(self, fill: int) -> None:
+        self.fill = fill
+
+    def __call__(self, width: int, height: int, pixels: str) -> av.VideoFrame:
+        frame = av.VideoFrame(width, height, pixels)
+        for plane in frame.planes:
+            rows_of(plane)[:] = self.fill
+        return frame
+
+    def from_ndarray(self, array: np.ndarray, format: str) -> av.VideoFrame:
+        height, width = array.shape[:2]
+        frame = self(width, height, format)
+        rows_of(frame.planes[0])[:height, : array.strides[0]] = array.view(np.uint8).reshape(height, -1)
+        return frame
+
+
+def elsewhere(folder: Path, code: str, *arguments: str) -> list[str | Path]:
+    """A command that runs code in another process, in which the pack is found by its name."""
+    (folder / "pack").mkdir(exist_ok=True)
+    if not (folder / "pack" / "headroom").exists():
+        (folder / "pack" / "headroom").symlink_to(Path(__file__).parents[2])
+    begin = "import sys\nsys.path.insert(0, sys.argv[1])\n"
+    return [sys.executable, "-c", begin + code, folder / "pack", *arguments]
+
+
 def psnr(a: Tensor, b: Tensor) -> float:
     return float(-10 * torch.log10(((a - b) ** 2).mean()))
 
@@ -138,11 +175,11 @@ class TestFormats:
             ("webm av1", (48, 31), 32, r"even sizes"),
             ("mp4 h264", (35, 32), 23, r"needs even sizes, .+ 35x32: choose mkv ffv1, or decode at 34x32$"),
             ("mp4 h264 10-bit", (34, 1), 23, r"^format mp4 h264 10-bit .+ or decode at 34x2$"),
-            ("mp4 h264", (48, 32), 51.5, r"^crf is 51\.5: mp4 h264 takes 0 to 51, usually 23$"),
+            ("mp4 h264", (64, 64), 51.5, r"^crf is 51\.5: mp4 h264 takes 0 to 51, usually 23$"),
             ("webm vp9", (48, 32), -1, r"^crf is -1: webm vp9 takes 0 to 63, usually 32$"),
-            ("webm av1", (48, 32), 0, r"^crf is 0: webm av1 takes 1 to 63"),
-            ("webm av1", (48, 32), float("nan"), r"^crf is nan"),
-            ("webm av1", (2, 2), 32, r"^format webm av1 takes 4 to 8192 pixels a side, and the frames are 2x2"),
+            ("webm av1", (64, 64), 0, r"^crf is 0: webm av1 takes 1 to 63"),
+            ("webm av1", (64, 64), float("nan"), r"^crf is nan"),
+            ("webm av1", (62, 64), 32, r"^format webm av1 takes 64 to 8192 pixels a side, and the frames are 62x64"),
             ("mp4 h264", (16386, 16), 23, r"^format mp4 h264 takes 1 to 16384 pixels a side"),
             ("exr", (0, 16), None, r"the frames are 0x16: "),
         ],
@@ -167,7 +204,7 @@ class TestFormats:
 
 class TestLossless:
     @pytest.mark.parametrize(("name", "most"), [("mkv ffv1", 255), ("mkv ffv1 16-bit", 65535)])
-    @pytest.mark.parametrize("size", [(48, 32), (35, 21), (1, 1)])
+    @pytest.mark.parametrize("size", [(48, 32), (35, 21), (5, 3)])
     def test_ffv1(self, tmp_path: Path, name: str, most: int, size: tuple[int, int]) -> None:
         frames = noise(9, *size)
         path = write(tmp_path / "a.mkv", name, frames)
@@ -225,14 +262,35 @@ class TestLossy:
             sizes.append((tmp_path / "a.mp4").stat().st_size)
         assert sizes[0] > 3 * sizes[1]
 
-    @pytest.mark.parametrize("size", [(35, 21), (34, 21), (35, 22), (1, 1)])
-    def test_odd_sizes_where_the_encoder_takes_them(self, tmp_path: Path, size: tuple[int, int]) -> None:
+    @pytest.mark.parametrize(("name", "source"), [("mp4 h264", "rgb24"), ("mp4 h264 10-bit", "rgb48le")])
+    def test_one_segment_is_what_save_video_writes(self, tmp_path: Path, name: str, source: str) -> None:
+        """Made as the host makes it, frame by frame."""
+        # FFmpeg 8.1 converts 16 bits by chance at widths that are no whole blocks.
+        width = 50 if source == "rgb24" else 64
+        frames, kind = moving(20, width, 30), FORMATS[name].pixels
+        options = encoder_options(FORMATS[name], 23)
+        with av.open(str(tmp_path / "stock.mp4"), "w") as output:
+            stream = output.add_stream("h264", rate=NTSC)
+            stream.width, stream.height, stream.pix_fmt = width, 30, kind
+            # Without the processor's latest instructions, by which x264 does not do the same twice.
+            stream.options = {"crf": "23", **{k: v for k, v in options.items() if k == "x264-params"}}
+            for frame in frames:
+                dtype, most = (np.uint8, 255) if source == "rgb24" else (np.uint16, 65535)
+                array = (frame * most).clamp(0, most).numpy().astype(dtype)
+                output.mux(stream.encode(av.VideoFrame.from_ndarray(array, format=source).reformat(format=kind)))
+            output.mux(stream.encode(None))
+        assert torch.equal(read(write(tmp_path / "a.mp4", name, frames)), read(tmp_path / "stock.mp4"))
+
+    @pytest.mark.parametrize("size", [(48, 32), (36, 22), (34, 22), (50, 30), (2, 2)])
+    @pytest.mark.parametrize("form", LOSSY, ids=name_of)
+    def test_every_even_size(self, tmp_path: Path, form: formats.FileFormat, size: tuple[int, int]) -> None:
+        """FFmpeg's conversions know some widths that they spoil; no column may be far off."""
+        if min(size) < form.least:
+            size = (size[0] + 64, size[1] + 64)
         frames = moving(3, *size)
-        for name in ODD:
-            check(name, *size, 24)
-            back = read(write(tmp_path / f"a.{FORMATS[name].extension}", name, frames))
-            assert back.shape == frames.shape
-            assert psnr(back, frames) > 30
+        back = read(write(tmp_path / f"a.{form.extension}", form.name, frames))
+        assert float((back - frames).abs().mean((0, 1, 3)).max()) < 0.1
+        assert back.shape == frames.shape
 
 
 class TestWriter:
@@ -270,7 +328,7 @@ class TestWriter:
     )
     def test_frames_that_are_none(self, tmp_path: Path, frames: Tensor) -> None:
         with (
-            pytest.raises(ValueError, match=r"^frames are .+: a float tensor \(frames, 32, 48, 3\) is written here$"),
+            pytest.raises(ValueError, match=r"^frames are .+: a float tensor \(frames, 64, 64, 3\) is written here$"),
             SegmentWriter(tmp_path / "a.mkv", FORMATS["mkv ffv1"], WIDTH, HEIGHT, NTSC) as writer,
         ):
             writer.add(frames)
@@ -281,7 +339,13 @@ class TestWriter:
             write(tmp_path / "none" / "a.mp4", "mp4 h264", noise(1))
 
     def test_what_the_encoder_refuses(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match=r"^format: mp4 h264 does not take 35x21 at crf 23"):
+        form = replace(FORMATS["webm vp9"], pixels="rgb48le")
+        with (
+            pytest.raises(ValueError, match=r"^format: webm vp9 does not take 64x64 at crf 32 \(.+\): choose another$"),
+            SegmentWriter(tmp_path / "a.webm", form, WIDTH, HEIGHT, NTSC),
+        ):
+            pass
+        with pytest.raises(ValueError, match=r"^format mp4 h264 needs even sizes"):
             write(tmp_path / "a.mp4", "mp4 h264", noise(1, 35, 21))
         assert not os.listdir(tmp_path)
 
@@ -298,6 +362,49 @@ class TestWriter:
             write(tmp_path / "a.mkv", "mkv ffv1", noise(4, 256, 256))
         assert caught.value.errno == errno.ENOSPC
         assert not os.listdir(tmp_path)
+
+    @pytest.mark.parametrize("form", [form for form in CONTAINERS if form.name != "mp4 h264 10-bit"], ids=name_of)
+    def test_the_same_frames_give_the_same_file(self, tmp_path: Path, form: formats.FileFormat) -> None:
+        """A video that went on after a kill is to be the uninterrupted one.
+
+        x264 with 10 bits gave another file 2 times in about 700, with the same frames in; why is not known.
+        """
+        frames = moving(9, 320, 192)
+        files = {write(tmp_path / "a", form.name, frames).read_bytes() for _ in range(12)}
+        assert len(files) == 1
+
+    def test_memory_that_was_used_before_is_not_written(self, tmp_path: Path) -> None:
+        """glibc fills what it gives out with a number: on AVX-512 x264's 8 bits would give another file for each."""
+        code = (
+            "import torch\nfrom fractions import Fraction\nfrom headroom.video import FORMATS, SegmentWriter\n"
+            "frames = torch.rand(9, 12, 20, 3, generator=torch.Generator().manual_seed(0))\n"
+            "frames = frames.repeat_interleave(16, 1).repeat_interleave(16, 2)\n"
+            "for form in FORMATS.values():\n"
+            "    if not form.is_sequence:\n"
+            "        with SegmentWriter(f'{sys.argv[2]}/{form.name}', form, 320, 192, Fraction(24)) as writer:\n"
+            "            writer.add(frames)\n"
+        )
+        for fill in ("17", "170"):
+            (tmp_path / fill).mkdir()
+            command = elsewhere(tmp_path, code, str(tmp_path / fill))
+            environment = {**os.environ, "MALLOC_PERTURB_": fill}
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+            assert done.returncode == 0, done.stderr
+        names = [form.name for form in CONTAINERS if form.name != "mp4 h264 10-bit"]
+        assert filecmp.cmpfiles(tmp_path / "17", tmp_path / "170", names, shallow=False) == (names, [], [])
+
+    @pytest.mark.parametrize("form", LOSSY, ids=name_of)
+    def test_what_lies_behind_the_rows_is_not_written(
+        self, form: formats.FileFormat, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Memory that was used before: FFmpeg 8.1 reads beyond rows of 16 bits that are no whole blocks."""
+        found = []
+        for fill in (0, 255, 100):
+            monkeypatch.setattr(pixels, "av", SimpleNamespace(VideoFrame=UsedMemory(fill)))
+            (picture,) = pixels.pictures(moving(1, 472, 264), form, VideoReformatter())
+            size = 2 if form.frames == formats.BITS_16 else 1  # bytes
+            found.append([rows_of(plane)[: plane.height, : plane.width * size].tobytes() for plane in picture.planes])
+        assert found[0] == found[1] == found[2]
 
 
 class TestSequence:
@@ -419,7 +526,7 @@ class TestJoin:
 
     def test_what_cannot_be_joined(self, tmp_path: Path) -> None:
         a = write(tmp_path / "a.mp4", "mp4 h264", noise(2))
-        b = write(tmp_path / "b.mp4", "mp4 h264", noise(2, 64))
+        b = write(tmp_path / "b.mp4", "mp4 h264", noise(2, 80))
         (tmp_path / "c.mp4").write_bytes(b"no video at all")
         with pytest.raises(ValueError, match=r"^b\.mp4 was written with other settings than a\.mp4$"):
             join([a, b], tmp_path / "j.mp4", NTSC)
@@ -780,15 +887,11 @@ class TestJournal:
     def test_a_killed_process_holds_nothing(self, tmp_path: Path) -> None:
         """And one that lives does, though it is another one."""
         code = (
-            "import sys, importlib.util\n"
-            "sys.path.insert(0, sys.argv[1])\n"
             "from headroom.video.lock import FolderLock\nfrom pathlib import Path\n"
             "lock = FolderLock(Path(sys.argv[2]))\nprint('held', flush=True)\nsys.stdin.read()\n"
         )
-        (tmp_path / "pack").mkdir()
-        (tmp_path / "pack" / "headroom").symlink_to(Path(__file__).parents[2])
         (tmp_path / "abc").mkdir()
-        command = [sys.executable, "-c", code, str(tmp_path / "pack"), str(tmp_path / "abc" / "lock")]
+        command = elsewhere(tmp_path, code, str(tmp_path / "abc" / "lock"))
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout is not None
             assert other.stdout.readline() == "held\n"
