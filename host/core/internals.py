@@ -110,7 +110,7 @@ INTERNALS: tuple[Internal, ...] = (
     ),
     *_needed((*CAST, *FIT), "comfy.utils:load_torch_file"),
     *_needed((*CAST, *FIT, "HeadroomVAEDecodeVideo"), "folder_paths:get_output_directory"),
-    *_needed(("HeadroomVAEDecodeVideo",), "folder_paths:get_save_image_path"),
+    *_needed(("HeadroomVAEDecodeVideo",), "folder_paths:get_save_image_path", "comfy.cli_args:args"),
     *_needed(("HeadroomVAEEncodeVideo",), "comfy.utils:common_upscale"),
     *_needed(VIDEO_NODES, "folder_paths:get_temp_directory"),
     *_needed(("HeadroomCast", *PREDICTING, *VIDEO_NODES), "folder_paths:get_user_directory"),

@@ -200,8 +200,11 @@ def ours(template: dict[str, Any]) -> list[str]:
 
 
 def subject(template: dict[str, Any]) -> str:
-    """The type of our node that a template is about: one for the VAE and the report are in most."""
-    return next((kind for kind in ours(template) if kind != REPORT and "VAE" not in kind), ours(template)[0])
+    """The type of our node that a template is about: one for the VAE and the report are in most, for files in few."""
+    kinds = ours(template)
+    to_files = (kind for kind in reversed(kinds) if "Video" in kind)
+    others = (kind for kind in kinds if kind != REPORT and "VAE" not in kind)
+    return next(to_files, None) or next(others, kinds[0])
 
 
 @contextmanager
