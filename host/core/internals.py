@@ -73,6 +73,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("comfy.quant_ops:QuantizedTensor", "weights are not cast to scaled formats"),
     Internal("comfy.ops:mixed_precision_ops", "weights are not cast to scaled formats"),
     Internal("comfy_kitchen:use_backend", "mxfp8 and nvfp4 may be refused by a card's kernels"),
+    Internal("folder_paths:get_full_path", "estimate does not say what another pack's GGUF files hold"),
     Internal("comfy.utils:PROGRESS_BAR_HOOK", "an estimate beside a prompt moves its progress bar"),
     # ---------------------------------------------------------------------------- these are needed
     *_needed((*LOCAL, "HeadroomCast", *PREDICTING), f"{_WRAPPERS}APPLY_MODEL"),
