@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from comfy_api.latest import io
 
-from ..host.core.given import check_given
+from ..host.core.given import check_given, check_there
 
 Execute = Callable[..., io.NodeOutput]
 
@@ -16,8 +17,12 @@ Execute = Callable[..., io.NodeOutput]
 def checked(execute: Execute) -> Execute:
     """Decorates a node's ``execute``, below ``@classmethod``."""
 
+    taken = inspect.signature(execute).parameters.values()
+    needed = [one.name for one in taken if one.default is one.empty and one.kind is not one.VAR_KEYWORD][1:]
+
     @wraps(execute)
     def run(cls: type[io.ComfyNode], *arguments: Any, **values: Any) -> io.NodeOutput:
+        check_there(cls.INPUT_TYPES(), needed[len(arguments) :], values)
         check_given(cls.INPUT_TYPES(), values)
         return execute(cls, *arguments, **values)
 

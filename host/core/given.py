@@ -7,7 +7,7 @@ through.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -23,6 +23,26 @@ MOST_CHOICES = 12  # that a sentence lists
 
 class NotTaken(ValueError):
     """A value that a node does not take; the message names the input and what it takes."""
+
+
+def check_there(definition: Mapping[str, Any], needed: Sequence[str], values: Mapping[str, Any]) -> None:
+    """Checks that a node gets what it cannot do without: of a dynamic list the host leaves out a choice that there is
+    none of.
+
+    Args:
+        definition: what ``INPUT_TYPES()`` gives.
+        needed: names of the inputs without a default.
+        values: by the names of the inputs.
+
+    Raises:
+        NotTaken: one is not there; of a list with its choices.
+    """
+    for name in needed:
+        if name not in values:
+            entry = next((one for one in entries_of(definition) if one[0] == name), None)
+            why = None if entry is None else _no_choice(None, entry[2])
+            choices = "" if why is None else f"; choose one of {why.partition('choices: ')[2]}"
+            raise NotTaken(f"{name} is missing, or none of its choices{choices}")
 
 
 def check_given(definition: Mapping[str, Any], values: Mapping[str, Any]) -> None:

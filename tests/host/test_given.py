@@ -14,6 +14,7 @@ from headroom.host.planning.strategies import Switches
 from headroom.host.prediction.stages import Question, estimate, own_card
 from headroom.nodes import NODES
 from headroom.nodes.estimate import HeadroomEstimate
+from headroom.nodes.local_attention import HeadroomLocalAttention
 from headroom.nodes.offload import HeadroomOffload
 from headroom.tools.server.client import Client, PromptFailed
 
@@ -101,6 +102,14 @@ def test_words_and_choices() -> None:
 def test_a_node_checks_before_it_works() -> None:
     with pytest.raises(NotTaken, match="model gets 'loader'; connect a MODEL"):
         HeadroomOffload.execute(model="loader", vram_budget_gb=1.0, granularity="auto")
+
+
+def test_a_choice_that_the_host_leaves_out() -> None:
+    """Of a dynamic list it hands on nothing where there is no such choice."""
+    with pytest.raises(NotTaken, match=r"^pattern is missing, or none of its choices; choose one of window, "):
+        HeadroomLocalAttention.execute(model=FAMILIES["flux"].load(), max_error=0.1)
+    with pytest.raises(NotTaken, match=r"^model is missing, or none of its choices$"):
+        HeadroomOffload.execute(vram_budget_gb=1.0, granularity="auto")
 
 
 # ---------------------------------------------------------------------------------------------------------- latents
