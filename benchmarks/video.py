@@ -13,39 +13,39 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import enter_host, load_package, machine
+from _harness import enter_host, load_package
+from _sections import Report, Section
 
 load_package()
 
 FRAMES = (81, 321, 1281, 5121)
 SMALL, LARGE = (4, 6), (16, 28)  # cells
-FAMILIES = ("wan21", "wan22", "ltx", "ltx, windows", "sd")
+LARGE_ONES, MIDDLE = ("wan21", "ltx", "ltx, windows", "sd"), 41  # frames
 MIB = 2**20
 LOSSLESS, LOSSY = "mkv ffv1", "mp4 h264"
-HEAD = f"""# Videos decoded straight to a file
+INTRODUCTION = f"""# Videos decoded straight to a file
 
 *VAE Decode to Video* on a CPU, small instances of ComfyUI's own classes in float32, one thread, without a Memory
-Report; each row is one run in a process of its own. LTX-Video runs both ways: by its module, and in windows, as where
-that does not fit. `sd` decodes pictures one by one. **Not measured on a GPU.**
+Report; each row is one run in a process of its own.
 
-## Memory, and time by the number of frames
-
-Latents of {SMALL[0]} x {SMALL[1]} cells, {LOSSLESS}. Memory: the most anonymous memory (Linux: what lies in no file)
-beyond what the process had before, sampled every 20 ms; beside it what was predicted beyond the weights. Time: CPU
-seconds a frame, over those of the same way at {FRAMES[0]} frames.
-
-"""
-AGAINST = f"""
-## Time against the stock decode
-
-Latents of {LARGE[0]} x {LARGE[1]} cells, CPU seconds, encoding the file included, over those of the untiled stock
-decode of the same latent in the same process, which goes first and makes no file.
-
-"""
+By the number of frames: latents of {SMALL[0]} x {SMALL[1]} cells, {LOSSLESS}. Memory: the most anonymous memory
+(Linux: what lies in no file) beyond what the process had before, sampled every 20 ms; beside it what was predicted
+beyond the weights. Where less grows than was predicted, memory that the process had freed before was used again. Time:
+CPU seconds a frame, over those of the same way at {FRAMES[0]} frames, what goes before the first frame included."""
+TITLES = {
+    "wan21": "Wan 2.1, in ComfyUI's own chunks",
+    "wan22": "Wan 2.2, in ComfyUI's own chunks",
+    "ltx": "LTX-Video, by its module",
+    "ltx, windows": "LTX-Video, in windows of frames, as where its module does not fit",
+    "sd": "Pictures of SD, one by one",
+    "time": "Time against the stock decode",
+}
+REPORT = Report(Path(__file__).with_suffix(".md"), INTRODUCTION, TITLES)
 
 
 @contextmanager
@@ -127,38 +127,47 @@ def child(*arguments: object) -> dict[str, Any]:
     return found
 
 
+def by_frames(family: str) -> Section:
+    """Memory and time by the number of frames."""
+    section, rows = Section(), []
+    found = [child(family, frames, SMALL, LOSSLESS, False) for frames in FRAMES]
+    for one in found:
+        rows.append((
+            one["frames"], f"{one['anonymous'] / MIB:.0f} MiB", f"{one['predicted'] / MIB:.1f} MiB",
+            f"{one['seconds'] / found[0]['seconds']:.2f}x",
+        ))  # fmt: skip
+    section.table(("frames", "anonymous memory", "predicted", "time a frame"), rows)
+    return section
+
+
+def against_stock() -> Section:
+    """Time beside the untiled stock decode of the same latent in the same process."""
+    section = Section()
+    section.parts.append(
+        f"Latents of {LARGE[0]} x {LARGE[1]} cells, CPU seconds, encoding the file included, over those of the untiled"
+        " stock decode of the same latent in the same process, which goes first and makes no file."
+    )
+    rows = []
+    for family in LARGE_ONES:
+        for form in (LOSSLESS, LOSSY):
+            found = child(family, MIDDLE, LARGE, form, True)
+            rows.append((family, found["frames"], form, f"{found['ratio']:.2f}x"))
+    section.table(("family", "frames", "file", "time"), rows)
+    return section
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--only", nargs="+", choices=list(TITLES), default=list(TITLES), help="sections to measure anew"
+    )
     options = parser.parse_args()
     if options.run:
         print(json.dumps(measure(*options.run)))
         return
-    lines = ["| family | frames | anonymous memory | predicted | time a frame |", "|---|---|---|---|---|"]
-    for family in FAMILIES:
-        first = None
-        for frames in FRAMES:
-            found = child(family, frames, SMALL, LOSSLESS, False)
-            first = first or found["seconds"]
-            lines.append(
-                f"| {family} | {found['frames']} | {found['anonymous'] / MIB:.0f} MiB |"
-                f" {found['predicted'] / MIB:.1f} MiB | {found['seconds'] / first:.2f}x |"
-            )
-            print(lines[-1], flush=True)
-            write(lines, [])
-    more = ["| family | frames | file | time |", "|---|---|---|---|"]
-    for family in FAMILIES:
-        for form in (LOSSLESS, LOSSY):
-            found = child(family, FRAMES[0], LARGE, form, True)
-            more.append(f"| {family} | {found['frames']} | {form} | {found['ratio']:.2f}x |")
-            print(more[-1], flush=True)
-            write(lines, more)
-
-
-def write(lines: Sequence[str], more: Sequence[str]) -> None:
-    """What there is so far."""
-    text = HEAD + "\n".join(lines) + "\n" + (AGAINST + "\n".join(more) + "\n" if more else "")
-    Path(__file__).with_suffix(".md").write_text(f"{text}\n{machine()}\n", encoding="utf-8")
+    for name in options.only:
+        REPORT.measure(name, against_stock if name == "time" else partial(by_frames, name), 1)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from .output import Place
 ANEW = "anew"  # in a state: there is none, and whoever goes on computes what is there once more
 OPEN = "open"  # the name of a segment until it is known where it ends
 PICTURE = "frame"
+MOVING = "moving"  # a file that names the folder that pictures are on their way to
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,12 @@ class Segments:
         segment.close(stop)
         self.kept = stop
 
+    def forget(self) -> None:
+        """Begins anew."""
+        for segment in self.journal.finished():
+            segment.path.unlink()
+        self.kept = 0
+
     def drop(self, error: BaseException) -> None:
         """Lets go of the segment that is open, after an error."""
         if self._open is not None:
@@ -94,13 +101,21 @@ class Segments:
             path = place.folder / f"{place.stem}.{form.extension}"
             join(paths, path, rate, audio, {name: json.dumps(value) for name, value in metadata.items()})
             return path
-        folder = place.folder / place.stem
-        folder.mkdir()
+        folder = self._begun_folder() or place.folder / place.stem
+        folder.mkdir(exist_ok=True)
+        (self.journal.folder / MOVING).write_text(str(folder), encoding="utf-8")
         names = picture_names(PICTURE, 0, self.kept, form)
         for name in names:
-            shutil.move(self.journal.folder / name, folder / name)
+            if (self.journal.folder / name).exists():  # else an earlier run has moved it, and was ended
+                shutil.move(self.journal.folder / name, folder / name)
         write_list(folder / f"{PICTURE}s.ffconcat", names, rate)
         return folder / f"{PICTURE}s.ffconcat"
+
+    def _begun_folder(self) -> Path | None:
+        """Where an earlier run began to move pictures to; None: nowhere, or it is gone."""
+        note = self.journal.folder / MOVING
+        folder = Path(note.read_text(encoding="utf-8")) if note.is_file() else None
+        return folder if folder is not None and folder.is_dir() else None
 
 
 class OpenSegment:

@@ -93,11 +93,11 @@ def decode_to_file(vae: Any, samples: dict[str, Any], request: FileRequest, vram
         decoding.coder.room.aside = following.loading
         following.begin(decoding.coder.geometry.vae.first_stage_model, given=[decoding.latent])
         source = decoding.source(row, _Watch())
-        _require_disk(place, encoding, source.count)
-        clean(unfinished(), KEPT_DAYS, KEPT_BYTES)
         with _journal(decoding, encoding, source.count) as journal:
             segments = Segments(journal, encoding)
             went_on = segments.kept
+            clean(unfinished(), KEPT_DAYS, KEPT_BYTES)  # with this one locked, which is not to go
+            _require_disk(place, encoding, source.count, went_on)
             _decode(_Writing(segments, source, decoding.coder.geometry.vae), source, decoding, place)
             path = segments.put_together(place, audio, request.metadata)
             journal.remove()
@@ -142,6 +142,8 @@ def _decode(writing: _Writing, source: FrameSource, decoding: Decoding, place: P
         except Exception as error:  # anything but a failure to allocate goes on
             if not is_out_of_memory(error) or not source.lower():
                 raise
+        if not decoding.may_go_on:  # the rest would have another noise than what is kept
+            writing.segments.forget()
         # Outside the handlers: the exception held every tensor of the failed run.
         give_back()
         free_others(decoding.coder.geometry.vae.patcher)
@@ -241,13 +243,14 @@ def _key(decoding: Decoding, encoding: Encoding) -> str:
     return fingerprint([("latent", decoding.latent), *weights], *notes)
 
 
-def _require_disk(place: Place, encoding: Encoding, frames: int) -> None:
-    """For the segments and the file that they are joined to, both at once; pictures are moved."""
-    form, pixels = encoding.form, encoding.width * encoding.height * frames
-    copies = 1 if form.is_sequence else 2
-    of_pixel = copies * (3 * BYTES[form.frames] if form.crf is None else TYPICAL_BYTES)
+def _require_disk(place: Place, encoding: Encoding, frames: int, kept: int) -> None:
+    """For the segments that are missing and the file that all are joined to; pictures are moved."""
+    form = encoding.form
+    written = frames - kept + (0 if form.is_sequence else frames)
+    of_pixel = 3 * BYTES[form.frames] if form.crf is None else TYPICAL_BYTES
+    needed = encoding.width * encoding.height * written * of_pixel * SHARE
     what = f"filename_prefix: {frames} frames of {encoding.width} x {encoding.height} as {form.name}"
-    require_room(place.folder, int(pixels * of_pixel * SHARE), what)
+    require_room(place.folder, int(needed), what)
 
 
 def _audio(audio: Mapping[str, Any] | None, form: FileFormat) -> Audio | None:

@@ -264,6 +264,66 @@ def test_a_cancel_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(again.path).shape[0] == 33
 
 
+def test_pictures_that_were_on_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that is ended while it moves them is gone on with, in the folder that it had begun."""
+    import shutil
+
+    move, moved = shutil.move, []
+
+    def stopped(source: Any, target: Any) -> Any:
+        moved.append(target)
+        if len(moved) > 5:
+            raise Stopped
+        return move(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "move", stopped)
+        with pytest.raises(Stopped):
+            decode("wan21", format="png")
+    again = decode("wan21", format="png")
+    assert again.path.parent == moved[0].parent
+    assert torch.equal(read(again.path), eight_bits(stock("wan21")))
+    assert not list(unfinished().iterdir())
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_what_is_gone_on_with_is_not_cleaned_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(to_file, "KEPT_BYTES", 0)
+    close = Segments.close
+
+    def closed(self: Segments, state: State | None) -> None:
+        close(self, state)
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Segments, "close", closed)
+        with pytest.raises(Stopped):
+            decode("wan21")
+    assert "went on from frame" in decode("wan21").report
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_noise_of_a_vaes_own_is_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out of memory midway: the file is of one decode."""
+    samples, failures = latent("ltx_noise", 9), [1]
+    module = sys.modules[type(AUTOENCODERS["ltx_noise"].load().first_stage_model).__module__]
+    monkeypatch.setattr(module, "get_max_chunk_size", lambda device: 2**18)
+    take, taken = to_file._Writing.take, []
+
+    def full(self: Any, piece: Tensor) -> None:
+        if self.kept and failures:
+            failures.pop()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        taken.append((self.at, piece.shape[2]))
+        take(self, piece)
+
+    monkeypatch.setattr(to_file._Writing, "take", full)
+    written = decode("ltx_noise", samples)
+    assert not failures
+    assert sum(at == 0 for at, _ in taken) == 2
+    assert FrameReader(written.path).frames == 65
+
+
 @pytest.mark.usefixtures("short_segments")
 def test_a_full_disk_says_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     samples, add = latent("wan21", 9), Segments.add
