@@ -726,7 +726,7 @@ GRAPHS = (
         GRAPH,
         (
             "fitting twice adds the nodes twice",
-            "            if node.kind == FIT:\n                return number\n",
+            "            if self.seen[number].kind == FIT:\n                return number\n",
             "",
         ),
         (
@@ -1063,6 +1063,87 @@ VAES = (
             "budget: the VAE's weights left out",
             "return self.budget() - self.weights()",
             "return self.budget()",
+        ),
+    ),
+    *_of(
+        "host/streaming/source.py",
+        "host/test_streaming.py host/test_video_files.py",
+        ("streaming: frames that are there are handed on again", "        if known < frames:\n", "        if True:\n"),
+        (
+            "streaming: what is missing begins a piece late",
+            "self._take(piece[:, :, known:])",
+            "self._take(piece[:, :, known + 1 :])",
+        ),
+    ),
+    *_of(
+        "host/streaming/host_chunks.py",
+        "host/test_streaming.py host/test_video_files.py",
+        (
+            "streaming: the module's cache is not put back",
+            "                chunks.cache[place] = bytes(value.tolist()).decode() if word else put(value)\n",
+            "",
+        ),
+        ("streaming: a chunk's words are not kept", "        if isinstance(entry, str):", "        if False:"),
+    ),
+    *_of(
+        "host/streaming/strips.py",
+        "host/test_streaming.py",
+        (
+            "streaming: the module itself whatever the budget",
+            "    if found is None or found.activations > coder.room.for_work():",
+            "    if found is None:",
+        ),
+    ),
+    *_of(
+        "host/streaming/several.py",
+        "host/test_streaming.py",
+        ("streaming: every video of a batch is the first", "self.sources(number)", "self.sources(0)"),
+    ),
+    *_of(
+        "host/video_files/to_file.py",
+        "host/test_video_files.py",
+        ("to a file: another format goes on with what is there", "    notes = (encoding.form.name, ", "    notes = ("),
+        (
+            "to a file: noise of two decodes in one file",
+            "            writing.segments.forget()\n",
+            "            pass\n",
+        ),
+    ),
+    *_of(
+        "host/video_files/segments.py",
+        "host/test_video_files.py",
+        (
+            "to a file: pictures on their way are looked for where they were",
+            "            if (self.journal.folder / name).exists():",
+            "            if True:",
+        ),
+        (
+            "to a file: states are not kept",
+            "        return None if state is None or ANEW in state else state",
+            "        return None",
+        ),
+    ),
+    *_of(
+        "host/video_files/from_file.py",
+        "host/test_video_files.py",
+        (
+            "from a file: frames are not brought to size",
+            "            yield self.resizing.of(window)\n",
+            "            yield window\n",
+        ),
+        (
+            "from a file: a chunk's last frame is the next one's first",
+            "together[: stop - start], together[stop - start :]",
+            "together[: stop - start], together[stop - start - 1 :]",
+        ),
+    ),
+    *_of(
+        "host/video_files/output.py",
+        "host/test_video_files.py",
+        (
+            "to a file: a prefix leads out of the output folder",
+            "    if os.path.commonpath([inside, os.path.abspath(root)]) != os.path.abspath(root):",
+            "    if False:",
         ),
     ),
     *_of(

@@ -428,9 +428,11 @@ class TestFullSize:
     @pytest.mark.parametrize(
         ("name", "share"),
         [
-            ("full_sd_vae", 0.75),
-            ("full_flux_vae", 0.75),
-            ("full_wan_vae", 1.2),  # in one piece it takes one frame after another; strips keep all frames of a row
+            # Without a budget strips are as tall as is fastest, and of what convolutions hold they count 1.35 times
+            # what one piece does.
+            ("full_sd_vae", 1.15),
+            ("full_flux_vae", 1.15),
+            ("full_wan_vae", 1.25),  # in one piece it takes one frame after another; strips keep all frames of a row
         ],
     )
     def test_a_vae(self, files: Path, name: str, share: float) -> None:

@@ -103,10 +103,11 @@ def test_lossless_formats(name: str) -> None:
 
 @pytest.mark.parametrize("name", LOSSY)
 def test_lossy_formats_have_every_frame(name: str) -> None:
-    written = decode("wan21", format=name, crf=10)
+    samples = {"samples": AUTOENCODERS["wan21"].latent(8, 9, cells_in_time=5)}  # AV1 takes 64 px and more
+    written = decode("wan21", samples, format=name, crf=10)
     reader = FrameReader(written.path)
     assert (reader.frames, reader.rate) == (17, 16)
-    assert psnr(read(written.path), stock("wan21")) > 20
+    assert psnr(read(written.path), stock("wan21", samples)) > 20
 
 
 @pytest.mark.parametrize("name", ["wan21"])

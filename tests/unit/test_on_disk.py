@@ -19,13 +19,13 @@ def anonymous() -> int:
 
 def test_a_tensor_of_zeros_in_no_memory_of_its_own(tmp_path: Path) -> None:
     before = anonymous()
-    made = on_disk(tmp_path, (16, 1024, 1024))
+    made = on_disk(tmp_path, (64, 1024, 1024))
     assert made.dtype == torch.float32
     assert made.is_contiguous()
-    assert made[3, 5, 7] == made[15, 1023, 1023] == 0
+    assert made[3, 5, 7] == made[63, 1023, 1023] == 0
     made.fill_(0.5)
-    assert anonymous() - before < made.nbytes // 8
-    assert made.sum() == 8 * 2**20
+    assert anonymous() - before < made.nbytes // 4
+    assert made[:16].sum() == 8 * 2**20
 
 
 def mapped() -> bool:
