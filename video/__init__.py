@@ -5,7 +5,7 @@ What the frames are of, and where files lie, is not here: it knows nothing of Co
 
 from .formats import FORMATS, FileFormat, check, rate
 from .join import Audio, check_audio, join
-from .journal import FinishedSegment, Journal, JournalIsLocked, JournalPlan, clean, free_bytes
+from .journal import FinishedSegment, Journal, JournalIsLocked, JournalPlan, clean
 from .reader import FrameReader
 from .sequence import picture_names, write_list, write_pictures
 from .writer import SegmentWriter
@@ -23,7 +23,6 @@ __all__ = [
     "check",
     "check_audio",
     "clean",
-    "free_bytes",
     "join",
     "picture_names",
     "rate",

@@ -36,7 +36,6 @@ class FileFormat:
             and for VP9 and AV1 FFmpeg 7's conversion spoils their last columns.
         least, most: widths and heights.
         is_sequence: whether each frame is a file of its own.
-        has_alpha: whether a fourth channel is kept. None does it: what a VAE decodes has three.
     """
 
     name: str
@@ -53,7 +52,6 @@ class FileFormat:
     least: int = 1
     most: int = MOST_SIDE
     is_sequence: bool = False
-    has_alpha: bool = False
 
     @property
     def segment_extension(self) -> str:

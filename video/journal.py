@@ -208,14 +208,6 @@ def clean(root: str | Path, older_than_days: float, more_than_bytes: int) -> int
     return freed
 
 
-def free_bytes(folder: str | Path) -> int:
-    """Of the disk that a folder is on, or will be, for whoever runs this."""
-    place = Path(folder).absolute()
-    while not place.exists():
-        place = place.parent
-    return shutil.disk_usage(place).free
-
-
 def _locked(folder: Path) -> FolderLock:
     while True:
         folder.mkdir(parents=True, exist_ok=True)

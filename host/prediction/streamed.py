@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ...memory.prediction import CannotPredict, Card, Prediction
+from ...memory.prediction import Card, Prediction
 from ...vae import Direction
 from ...vae.exact.chunked import ALIKE
 from ..core.device import GB
@@ -75,6 +75,3 @@ def predict_to_file(vae: Any, latent: Tensor, card: Card, vram_budget_gb: float)
         exact = low_memory_vae(vae, replace(settings, method="exact"))
         found_way = predict_coding(replace(coding, vae=exact), card)
     return replace(found_way, method=f"{found_way.method}, to a file")
-
-
-__all__ = ["CannotPredict", "predict_handed_on", "predict_to_file"]

@@ -38,8 +38,6 @@ class Gathered:
         row: of the run log.
     """
 
-    kind = "gathered on disk, then handed on"
-
     def __init__(self, coder: Coder, latent: Tensor, row: Row) -> None:
         self.coder, self.latent, self.row = coder, latent, row
         self.count = self._frames() if latent.ndim == 5 else int(latent.shape[0])

@@ -35,7 +35,6 @@ class HandedOn:
         vae = coder.geometry.vae
         self.vae, self.model = vae, vae.first_stage_model
         self.count = int(self.model.decode_output_shape(latent.shape)[2])
-        self.kind = "by the VAE's own module, frames handed on as they are done"
         self.whole = True
 
     def lower(self) -> bool:
@@ -64,14 +63,13 @@ class HandedOn:
             onward.take(frames)
 
         self.model.decode(x, output_buffer=Sink(take))
-        self.row.lines[:] = [f"exact: {self.kind}: the host's result"]
+        self.row.lines[:] = ["exact: by the VAE's own module, frames handed on as they are done: the host's result"]
 
     def _in_windows(self, onward: Onward) -> None:
         coder = self.coder
         coder.room.make(0)
         exact = coder.strips.exact_pass(self.latent, self.row)
         exact.along, exact.frames = "frames", WINDOW
-        self.kind = "in exact windows of frames"
 
         def module(x: Tensor) -> Tensor:
             kept: list[Tensor] = []

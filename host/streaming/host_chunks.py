@@ -37,7 +37,6 @@ class HostChunks:
         self.vae, self.model = vae, vae.first_stage_model
         self.chunks_of = kind_of_chunks
         self.count = self._begun().given
-        self.kind = "in the host's own chunks"
         self.whole = True  # chunks are computed as such, not in strips
 
     def _begun(self, done: int = 0, state: State | None = None, put: Callable[[Tensor], Any] | None = None) -> Chunks:
@@ -86,13 +85,12 @@ class HostChunks:
             for piece in chunks.step(self._to_device(self.latent[:, :, start:stop])):
                 onward.take(piece)
             onward.border(partial(_saved, chunks))
-        self.row.lines[:] = [f"exact: {self.kind}, by the VAE's own module: the host's result bit for bit"]
+        self.row.lines[:] = ["exact: in the host's own chunks, by the VAE's own module: its result bit for bit"]
 
     def _in_strips(self, onward: Onward, at: int, state: State) -> None:
         self.coder.room.make(0)
         exact = self.coder.strips.exact_pass(self.latent, self.row)
         exact.along, exact.chunks = "chunks", self.chunks_of
-        self.kind = "in strips of the host's own chunks"
 
         def code(run: ExactRun) -> Tensor:
             assert isinstance(run, ChunkedRun)

@@ -19,8 +19,6 @@ class Pictures:
         row: of the run log.
     """
 
-    kind = "picture by picture"
-
     def __init__(self, coder: Coder, latents: Tensor, row: Row) -> None:
         self.coder, self.latents, self.row = coder, latents, row
         self.count = int(latents.shape[0])

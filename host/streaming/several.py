@@ -21,11 +21,6 @@ class Several:
         self.each = self.source.count
         self.count = self.each * videos
 
-    @property
-    def kind(self) -> str:
-        """Of the video that is being decoded."""
-        return self.source.kind
-
     def lower(self) -> bool:
         """For the video that is being decoded; the next one begins with all there is again."""
         return self.source.lower()

@@ -21,14 +21,10 @@ class FrameSource(Protocol):
 
     Attributes:
         count: frames in all.
-        kind: the way, in words for the report.
     """
 
     @property
     def count(self) -> int: ...
-
-    @property
-    def kind(self) -> str: ...
 
     def run(self, take: Take, border: Border, done: int, state: State | None) -> None:
         """Hands all frames on from a border.

@@ -38,7 +38,6 @@ from headroom.video import (
     check_audio,
     clean,
     formats,
-    free_bytes,
     join,
     picture_names,
     pixels,
@@ -938,6 +937,3 @@ class TestClean:
             assert clean(tmp_path, -1, 0) == 0
         assert clean(tmp_path, -1, 0) > 100
         assert not os.listdir(tmp_path)
-
-    def test_the_disk(self, tmp_path: Path) -> None:
-        assert free_bytes(tmp_path / "not" / "yet") > 0
