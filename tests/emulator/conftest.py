@@ -85,13 +85,17 @@ def card() -> Iterator[Card]:
     """The card, as a new one; whatever a test changed of it is put back."""
     import comfy.model_management
 
+    def emptied() -> None:
+        comfy.model_management.unload_all_models()
+        gc.collect()
+        torch.cuda.empty_cache()
+
     it = Card()
+    emptied()  # of what tests without this fixture left
     it.set()
     yield it
     it.set()
-    comfy.model_management.unload_all_models()
-    gc.collect()
-    torch.cuda.empty_cache()
+    emptied()
 
 
 class ServerOnCard(Server):

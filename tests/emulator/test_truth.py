@@ -218,9 +218,10 @@ class TestWhatConvolutionsHold:
 
     @pytest.mark.parametrize(("way", "dtype", "held"), [("decode", "fp32", OF_OTHERS), ("encode", "bf16", OF_16_BITS)])
     def test_the_budget_is_kept_with_it_and_foretold(
-        self, card: Any, monkeypatch: pytest.MonkeyPatch, way: str, dtype: str, held: float
+        self, card: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, dtype: str, held: float
     ) -> None:
         """Without a calibration; in bytes that the allocator gave out, weights included."""
+        monkeypatch.setattr(calibrated, "calibration_path", lambda: tmp_path / "none.json")  # others left one
         monkeypatch.setattr(host_arguments, f"{dtype}_vae", True)
         vae, x = AUTOENCODERS["sd"].build(), latent_of("sd", 384, 320) if way == "decode" else picture_of(384, 320)
         assert vae.vae_dtype == DTYPES[dtype]
