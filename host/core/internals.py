@@ -114,7 +114,7 @@ INTERNALS: tuple[Internal, ...] = (
     *_needed(("HeadroomVAEDecodeVideo",), "folder_paths:get_save_image_path", "comfy.cli_args:args"),
     *_needed(("HeadroomVAEEncodeVideo",), "comfy.utils:common_upscale"),
     *_needed(VIDEO_NODES, "folder_paths:get_temp_directory"),
-    *_needed(("HeadroomCast", *PREDICTING, *VIDEO_NODES), "folder_paths:get_user_directory"),
+    *_needed(("HeadroomCast", *PREDICTING, *VAE, *VIDEO_NODES), "folder_paths:get_user_directory"),
     *_needed(("HeadroomCast", *COMPARE), "comfy.sample:sample_custom", "comfy.samplers:KSAMPLER"),
     *_needed((*PREDICTING, *COMPARE), "comfy.sample:fix_empty_latent_channels"),
     *_needed((*COMPARE, *FIT, *VAE, *VIDEO_NODES), f"{_MANAGEMENT}soft_empty_cache"),

@@ -30,6 +30,19 @@ class Watch(Protocol):
         """After each slice of the batch that ran in strips, with its (B, C, [T,] H, W) picture."""
 
 
+class Cancelling:
+    """Has a cancelled prompt stop before each strip and behind each tile, and shows nothing."""
+
+    def on_tile(self, blended: Tensor) -> None:
+        model_management.throw_exception_if_processing_interrupted()
+
+    def on_strip(self, share: float, out: Tensor | None) -> None:
+        model_management.throw_exception_if_processing_interrupted()
+
+    def slice_done(self, out: Tensor) -> None:
+        """Whoever takes the results tells of them."""
+
+
 class PassPreview:
     """Moves the node's progress bar and, on a decode in several pieces, shows the picture so far.
 

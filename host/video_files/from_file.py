@@ -1,4 +1,4 @@
-"""A video file encoded to a latent, window by window: its frames are never all in memory."""
+"""A video file encoded to a latent: its frames are read window by window, and encoded so where the VAE allows it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from ..streaming.gathered import exactly
 from ..streaming.strips import fits_as_module, run_strips
 from ..vae.coding import Coder
 from ..vae.directions import Encode
+from ..vae.preview import Cancelling
 from ..vae.room import free_others, give_back
 from ..vae.settings import VAESettings
 from ..vae.wrapper import is_tileable, low_memory_vae
@@ -82,7 +83,7 @@ def encode_from_file(vae: Any, frames: Frames, resizing: Resizing, vram_budget_g
     with measured("encode", low.device) as row, Following(row, low.device) as following, device_context(low.device):
         coder.room.aside = following.loading
         following.begin(low.first_stage_model)
-        coder.geometry.watch = lambda total: encoding
+        coder.geometry.watch = lambda total: Cancelling()
         latent = encoding.run(row)
         row.lines.insert(0, f"{encoding.read} frames of {frames.width} x {frames.height} read, {AT_ONCE} at a time")
         for text in row.notices:
@@ -101,19 +102,6 @@ class _Encoding:
         self.coder, self.frames, self.resizing = coder, frames, resizing
         self.vae, self.read = coder.geometry.vae, 0
         self.bar = comfy.utils.ProgressBar(frames.count)
-
-    # ---------------------------------------------------------------- as a Watch
-
-    def on_tile(self, blended: Tensor) -> None:
-        model_management.throw_exception_if_processing_interrupted()
-
-    def on_strip(self, share: float, out: Tensor | None) -> None:
-        model_management.throw_exception_if_processing_interrupted()
-
-    def slice_done(self, out: Tensor) -> None:
-        """Nothing: frames are told of as they are read."""
-
-    # ---------------------------------------------------------------- ways
 
     def run(self, row: Row) -> Tensor:
         """(B, C, [T,] h, w) in float32, by the way that suits the VAE."""
@@ -134,10 +122,10 @@ class _Encoding:
             notice(row, "out of memory in a chunk of frames: begun again in strips")
         return self._in_strips(chunks, row)
 
-    def _windows(self, frames: int = AT_ONCE) -> Iterator[Tensor]:
+    def _windows(self) -> Iterator[Tensor]:
         """All frames in their new size, (n, H, W, C)."""
         self.read = 0
-        for window in self.frames.windows(frames):
+        for window in self.frames.windows(AT_ONCE):
             model_management.throw_exception_if_processing_interrupted()
             yield self.resizing.of(window)
             self.read += window.shape[0]
@@ -179,9 +167,6 @@ class _Encoding:
                 yield self.vae.process_input(part.movedim(-1, 0)[None].clone()).to(self.vae.vae_dtype)
                 start, stop = next(borders, (0, there + 1))
 
-    def _begun(self, kind: type[Chunks], model: Any) -> Chunks:
-        return kind(model, self.frames.count)
-
     def _likeness(self) -> Tensor:
         """A video of this size without its values, (1, 3, T, H, W)."""
         width, height = self.resizing.size(self.frames.width, self.frames.height)
@@ -189,7 +174,7 @@ class _Encoding:
         return torch.empty(1, 3, 1, *cropped[1:3]).expand(-1, -1, self.frames.count, -1, -1)
 
     def _in_chunks(self, kind: type[Chunks], row: Row) -> Tensor:
-        chunks = self._begun(kind, self.vae.first_stage_model)
+        chunks = kind(self.vae.first_stage_model, self.frames.count)
         parts: list[Tensor] = []
         for x in self._prepared(chunks):
             pieces = chunks.step(x.to(self.vae.device))
@@ -211,7 +196,7 @@ class _Encoding:
             if isinstance(run, PlannedChunks):
                 run.bring = lambda part: part.to(self.vae.device, self.vae.vae_dtype)
             else:
-                coming = self._prepared(self._begun(kind, self.vae.first_stage_model))
+                coming = self._prepared(kind(self.vae.first_stage_model, self.frames.count))
                 run.bring = lambda part: next(coming).to(self.vae.device)
             run.stream(parts.append, self.vae.first_stage_model.encode, likeness)
             return likeness

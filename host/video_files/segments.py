@@ -55,7 +55,8 @@ class Segments:
 
     def __init__(self, journal: Journal, encoding: Encoding) -> None:
         self.journal, self.encoding = journal, encoding
-        self.kept = journal.finished()[-1].stop if journal.finished() else 0
+        finished = journal.finished()
+        self.kept = finished[-1].stop if finished else 0
         self._open: OpenSegment | None = None
 
     def last_state(self) -> State | None:

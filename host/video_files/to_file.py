@@ -24,6 +24,7 @@ from ..core.compat import device_context, is_out_of_memory, show_on_node
 from ..measure.runs import Following, measured
 from ..streaming.choice import Decoding
 from ..streaming.source import FrameSource, State
+from ..vae.preview import Cancelling
 from ..vae.room import free_others, give_back
 from .output import Place, place_for, unfinished
 from .segments import Encoding, Segments
@@ -92,13 +93,15 @@ def decode_to_file(vae: Any, samples: dict[str, Any], request: FileRequest, vram
     with measured("decode", device) as row, Following(row, device) as following, device_context(device):
         decoding.coder.room.aside = following.loading
         following.begin(decoding.coder.geometry.vae.first_stage_model, given=[decoding.latent])
-        source = decoding.source(row, _Watch())
+        source = decoding.source(row, Cancelling())
         with _journal(decoding, encoding, source.count) as journal:
             segments = Segments(journal, encoding)
             went_on = segments.kept
             clean(unfinished(), KEPT_DAYS, KEPT_BYTES)  # with this one locked, which is not to go
             _require_disk(place, encoding, source.count, went_on)
             _decode(_Writing(segments, source, decoding.coder.geometry.vae), source, decoding, place)
+            # Asked for again: in the meantime somebody may have written a file of that name.
+            place = place_for(request.filename_prefix, encoding.width, encoding.height)
             path = segments.put_together(place, audio, request.metadata)
             journal.remove()
         row.lines += _described(path, form, source.count, went_on)
@@ -147,19 +150,6 @@ def _decode(writing: _Writing, source: FrameSource, decoding: Decoding, place: P
         # Outside the handlers: the exception held every tensor of the failed run.
         give_back()
         free_others(decoding.coder.geometry.vae.patcher)
-
-
-class _Watch:
-    """Has a cancelled prompt stop before each strip; what is done is told by the frames."""
-
-    def on_tile(self, blended: Tensor) -> None:
-        model_management.throw_exception_if_processing_interrupted()
-
-    def on_strip(self, share: float, out: Tensor | None) -> None:
-        model_management.throw_exception_if_processing_interrupted()
-
-    def slice_done(self, out: Tensor) -> None:
-        """Nothing: its frames are handed on."""
 
 
 class _Writing:
