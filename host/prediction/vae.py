@@ -12,6 +12,7 @@ import comfy.utils
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...memory import Row
 from ...memory.prediction import (
@@ -95,7 +96,7 @@ def predict_coding(coding: Coding, card: Card, workspaces: Workspaces = DOCUMENT
 
 
 def predict_work(vae: Any, x: Tensor, card: Card, work: Callable[[Any, Tensor], Any]) -> Prediction:
-    """Predicts any other work with a VAE.
+    """Predicts any other work with a VAE, also while a work is followed, which does not see it.
 
     Args:
         x: what it takes, as it lies on the card.
@@ -105,7 +106,7 @@ def predict_work(vae: Any, x: Tensor, card: Card, work: Callable[[Any, Tensor], 
         CannotPredict: the autoencoder looks at its data.
     """
     mode, workspaces = fake_mode(), workspaces_for(card)
-    with answering({**card_answers(card), "load_models_gpu": lambda *_, **__: None}):
+    with _disable_current_modes(), answering({**card_answers(card), "load_models_gpu": lambda *_, **__: None}):
         stand_in = _StandIn.of(vae, mode, card, workspaces)
         module = stand_in.vae.first_stage_model
         with mode:

@@ -21,8 +21,7 @@ WINDOW = 16  # frames of a window of strips
 class HandedOn:
     """One video of such an autoencoder: by the module itself where that fits, else in exact windows of frames.
 
-    The module keeps the latent's first maps for all frames at once, a few per cent of the whole, so that what it takes
-    grows with the video; windows do not grow.
+    The module keeps its first maps for all frames at once, so that what it takes grows with the video; windows do not.
 
     Args:
         coder: of the VAE.

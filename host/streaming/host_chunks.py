@@ -84,6 +84,7 @@ class HostChunks:
             model_management.throw_exception_if_processing_interrupted()
             for piece in chunks.step(self._to_device(self.latent[:, :, start:stop])):
                 onward.take(piece)
+                del piece  # else it lives until the next chunk is computed
             onward.border(partial(_saved, chunks))
         self.row.lines[:] = ["exact: in the host's own chunks, by the VAE's own module: its result bit for bit"]
 

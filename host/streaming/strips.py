@@ -46,7 +46,7 @@ def run_strips(coder: Coder, exact: ExactPass, code: Callable[[ExactRun], Tensor
         BudgetTooSmall, CannotBeExact, OOM_EXCEPTION: strips cannot be had.
     """
     try:
-        exact.plan(code)
+        _plan(exact, code)
         exact.run(code, coder.geometry.watch(1).on_strip)
     except NotExact as error:
         coder.fallback.unrecorded(error, row)
@@ -56,3 +56,14 @@ def run_strips(coder: Coder, exact: ExactPass, code: Callable[[ExactRun], Tensor
         coder.fallback.no_room(error, x, row)
     row.lines[:] = coder.strips.describe(exact)
     row.predicted = coder.strips.planned(x, exact)
+
+
+def _plan(exact: ExactPass, code: Callable[[ExactRun], Tensor]) -> None:
+    """Windows of so many frames as were asked for, else of so many as fit. Raises DoesNotFit."""
+    try:
+        exact.plan(code)
+    except DoesNotFit:
+        if not exact.frames:
+            raise
+        exact.along, exact.frames = "frames", 0  # it had turned to rows, where nothing fits
+        exact.plan(code)

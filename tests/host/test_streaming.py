@@ -12,9 +12,9 @@ from torch import Tensor
 from headroom.host.core.device import GB
 from headroom.host.streaming.choice import Decoding
 from headroom.host.streaming.source import FrameSource, State
-from headroom.host.streaming.strips import fits_as_module
 from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.memory import Row
+from headroom.memory.prediction import LiveBytes
 
 from ..nightly import NIGHTLY, grid
 from .autoencoders import AUTOENCODERS
@@ -154,6 +154,30 @@ def test_windows_of_frames_where_the_module_has_no_room(name: str) -> None:
     assert any("windows of frames" in line for line in row.lines)
 
 
+def test_windows_of_fewer_frames_where_the_usual_ones_do_not_fit() -> None:
+    """And a refusal names what the smallest need."""
+    x, row = latent("ltx", 9), Row("decode")
+    way = decoding("ltx", x)
+    handed_on(way, lowered(way, row))
+    usual = row.predicted
+    assert usual is not None
+    way = decoding("ltx", x, usual.weights / GB + 1e-4)
+    with pytest.raises(BudgetTooSmall) as failure:
+        handed_on(way, lowered(way, Row("decode")))
+    assert failure.value.least < usual.peak
+    way, row = decoding("ltx", x, failure.value.least / GB), Row("decode")
+    frames, _ = handed_on(way, lowered(way, row))
+    assert psnr(frames, stock("ltx", x)) >= 120
+    assert row.predicted is not None
+    assert row.predicted.peak <= failure.value.least
+
+
+def lowered(way: Decoding, row: Row) -> FrameSource:
+    source = way.source(row, Silent())
+    assert source.lower()
+    return source
+
+
 def test_a_budget_that_the_module_does_not_fit_is_kept_by_strips() -> None:
     x = AUTOENCODERS["wan21"].latent(16, 14, cells_in_time=5)
     whole, row = decoding("wan21", x), Row("decode")
@@ -172,20 +196,29 @@ def test_a_budget_that_the_module_does_not_fit_is_kept_by_strips() -> None:
     assert "store" not in str(failure.value)
 
 
-@pytest.mark.parametrize("name", [*CHUNKED, "ltx"])
-def test_what_is_predicted_does_not_depend_on_the_frames(name: str) -> None:
-    """81 and 5121 frames of Wan; of LTX-Video a latent's first maps are there for all frames."""
-    predicted = []
-    for cells in (21, 1281):
-        way = decoding(name, latent(name, 1).expand(-1, -1, cells, -1, -1))
-        row = Row("decode")
-        assert fits_as_module(way.coder, way.latent, row)
+@pytest.mark.parametrize("way", ["module", "strips"])
+@pytest.mark.parametrize("name", ["wan21", "wan22", "ltx"])
+def test_what_lives_does_not_grow_with_the_frames(name: str, way: str) -> None:
+    """Of a video twice as long, followed tensor by tensor; what LTX-Video's own module takes grows."""
+    most = []
+    for cells in (18, 36):  # below that a window's neighbours on one side or the other are not there
+        x, row = latent(name, cells), Row("decode")
+        made = decoding(name, x)
+        source = made.source(row, Silent()) if way == "module" else lowered(made, row)
+        module = made.coder.geometry.vae.first_stage_model
+        with LiveBytes("cpu") as tracker:
+            tracker.leave_out([*module.parameters(), *module.buffers(), x])
+            source.run(lambda piece: None, lambda save: None, 0, {})
         assert row.predicted is not None
-        predicted.append(row.predicted.activations)
-    if name in CHUNKED:
-        assert predicted[0] == predicted[1]
+        if way == "module":  # what kernels hold inside is no tensor
+            assert tracker.live_peak == pytest.approx(row.predicted.live, rel=0.02)
+        else:
+            assert tracker.live_peak <= 1.02 * row.predicted.activations
+        most.append(tracker.live_peak)
+    if (name, way) == ("ltx", "module"):
+        assert 1.5 * most[0] < most[1]
     else:
-        assert predicted[0] < predicted[1] < 61 * predicted[0]
+        assert most[1] == most[0]
 
 
 def test_memory_that_runs_out_is_told_of_and_the_rest_comes_in_strips() -> None:
