@@ -115,8 +115,8 @@ class HeadroomVAEDecodeVideo(io.ComfyNode):
 
 
 class HeadroomVAEEncodeVideo(io.ComfyNode):
-    """Encodes a video straight from its file: frames are read, brought to size and encoded window by window, and are
-    never all in memory."""
+    """Encodes a video straight from its file: frames are read and brought to size window by window. Wan, Qwen-Image
+    and VAEs of pictures encode them so too; other VAEs take all of them at once."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
