@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from ..operations.graph import Node
 
+NEVER = -1
+
 
 class Uses:
     """What holds for strips of any height.
@@ -21,11 +23,11 @@ class Uses:
     """
 
     def __init__(self, computed: Sequence[Node], targets: set[Node], read: Sequence[Node]) -> None:
-        inside, leaves = set(computed), set(read)
+        leaves = set(read)
         self.kept = _kept(computed, targets, leaves)
         self.order = [node for node in computed if node in self.kept]
-        self.last_use = _last_use(self.order, self.kept, inside)
-        self.last_read = _last_use(self.order, leaves, inside)
+        self.last_use = _last_use(self.order, self.kept, computed)
+        self.last_read = _last_use(self.order, leaves, computed)
 
 
 def _kept(computed: Sequence[Node], targets: set[Node], read: set[Node]) -> set[Node]:
@@ -45,19 +47,20 @@ def _kept(computed: Sequence[Node], targets: set[Node], read: set[Node]) -> set[
     return kept
 
 
-def _last_use(order: Sequence[Node], looked_for: set[Node], computed: set[Node]) -> dict[int, list[Node]]:
+def _last_use(order: Sequence[Node], looked_for: set[Node], computed: Sequence[Node]) -> dict[int, list[Node]]:
     """Per position in the order, the lines (or leaves) that no later position reads, itself or through other nodes."""
-    last: dict[Node, int] = {node: position for position, node in enumerate(order) if node in looked_for}
-    for position, node in enumerate(order):
-        pending, seen = list(node.sources), set(node.sources)
-        while pending:
-            source = pending.pop()
+    places = {node: position for position, node in enumerate(order)}
+    last = {node: position for node, position in places.items() if node in looked_for}
+    reached: dict[Node, int] = {}  # the last position that a node is computed for
+    for node in reversed(computed):
+        position = places.get(node, NEVER)
+        if node not in looked_for:
+            position = max(position, reached.get(node, NEVER))
+        for source in node.sources if position > NEVER else ():
             if source in looked_for:
-                last[source] = position
-            elif source in computed:
-                # Each once: in a chain of sums every node is reached along twice as many ways as the one after it.
-                pending += [one for one in source.sources if one not in seen]
-                seen.update(source.sources)
+                last[source] = max(position, last.get(source, NEVER))
+            else:
+                reached[source] = max(position, reached.get(source, NEVER))
     by_position: dict[int, list[Node]] = {}
     for node, position in last.items():
         by_position.setdefault(position, []).append(node)
