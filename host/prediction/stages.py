@@ -11,7 +11,7 @@ import comfy.model_management as model_management
 import torch
 from torch import Tensor
 
-from ...graph.kinds import DECODE, OUR_DECODE, TILED_DECODE
+from ...graph.kinds import DECODE, OUR_DECODE, TILED_DECODE, TO_FILE
 from ...graph.prompt import Graph, is_link, reached, readers
 from ...memory.accelerator import device_name
 from ...memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Prediction, Stage, named_card
@@ -204,26 +204,17 @@ def text_stage(clip: Any, card: Card) -> Stage:
 
 def coding_stage(coding: Coding, card: Card) -> Stage:
     """A VAE's work. Its weights are loaded whole."""
-    return _coded(coding, card, "", lambda: predict_coding(coding, card, workspaces_for(card)))
+    vae, to_file = coding.vae, coding.file_budget_gb
 
+    def predicted() -> CodingPrediction:
+        if to_file is not None:
+            return predict_to_file(vae, coding.x, card, to_file)
+        return predict_coding(coding, card, workspaces_for(card))
 
-def to_file_stage(vae: Any, latent: dict[str, Any], card: Card, vram_budget_gb: float) -> Stage:
-    """A decode of a LATENT straight to a file."""
-    x, way = first_part(latent["samples"]), f"to a file {vram_budget_gb}"
-    return _coded(Coding(vae, x), card, way, lambda: predict_to_file(vae, x, card, vram_budget_gb))
-
-
-def _coded(coding: Coding, card: Card, way: str, predict: Callable[[], CodingPrediction]) -> Stage:
-    """A stage whose prediction is kept.
-
-    Args:
-        way: what else the prediction depends on.
-    """
-    vae = coding.vae
     weights = int(vae.patcher.model_size())
     stage = Stage(coding.work, Prediction(weights, 0), weights, weights, model=id(vae.first_stage_model))
     try:
-        found = kept(vae.first_stage_model, (coding_key(coding, card), way), predict)
+        found = kept(vae.first_stage_model, coding_key(coding, card), predicted)
         return replace(stage, prediction=found.prediction, method=found.method)
     except CannotPredict as error:
         estimate_of = vae.memory_used_encode if coding.encodes else vae.memory_used_decode
@@ -250,6 +241,9 @@ def decode_in_graph(node: str, graph: Graph, vae: Any, latent: dict[str, Any]) -
             return Coding(low_memory_vae(vae, VAESettings(**_widgets(inputs, VAESettings))), x)
         if kind == TILED_DECODE and not isinstance(vae, LowMemoryVAE) and not is_link(inputs.get("tile_size")):
             return Coding(vae, x, tiles=tiled_arguments(vae, **_widgets(inputs, tiled_arguments)))
+        if kind == TO_FILE:
+            budget = inputs.get("vram_budget_gb", 0.0)
+            return Coding(vae, x, file_budget_gb=0.0 if is_link(budget) else float(budget))
         if kind in (DECODE, TILED_DECODE):
             return None
     return None

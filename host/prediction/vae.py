@@ -48,6 +48,7 @@ class Coding:
         tiles: how the host's tiled nodes call the VAE; None: untiled.
         follow: strips are followed to the byte where those that matter are few, in about a second; else their plan
             stands, which is a bound.
+        file_budget_gb: budget of the node that decodes it straight to a file, 0 = the whole card; None: by none.
     """
 
     vae: Any
@@ -55,6 +56,7 @@ class Coding:
     encodes: bool = False
     tiles: dict[str, Any] | None = None
     follow: bool = False
+    file_budget_gb: float | None = None
 
     @property
     def work(self) -> str:

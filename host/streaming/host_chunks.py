@@ -12,12 +12,13 @@ import torch
 from torch import Tensor
 
 from ...memory import Row
-from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks
+from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks, kept_of
 from ..vae.coding import Coder
 from ..video.chunks import Chunks
 from .source import Border, Onward, State, Take
 from .strips import fits_as_module, run_strips
 
+FIRST = "chunks"  # what strips are cut along first: what is kept from chunk to chunk lies on the device
 TEXT = ".text"  # of a place of the cache that holds a word
 
 
@@ -91,12 +92,12 @@ class HostChunks:
     def _in_strips(self, onward: Onward, at: int, state: State) -> None:
         self.coder.room.make(0)
         exact = self.coder.strips.exact_pass(self.latent, self.row)
-        exact.along, exact.chunks = "chunks", self.chunks_of
+        exact.along, exact.chunks = FIRST, self.chunks_of
 
         def code(run: ExactRun) -> Tensor:
             assert isinstance(run, ChunkedRun)
             onward.begin(at)
-            run.begin = lambda frames: self._begun(at, state, lambda x: run.recorder.leaf(self._to_device(x)))
+            run.begin = lambda frames: self._begun(at, state, lambda x: run.restored(x, self.vae.device))
             run.bring = self._to_device
             if not isinstance(run, PlannedChunks):
                 run.after_chunk = lambda chunks: onward.border(partial(_saved, chunks))
@@ -113,6 +114,6 @@ def _saved(chunks: Any) -> State:
         if isinstance(entry, str):
             state[f"{place}{TEXT}"] = torch.tensor(list(entry.encode()), dtype=torch.uint8)
         elif entry is not None:
-            held = entry.node.op.whole(entry.node) if hasattr(entry, "node") else entry
+            held = kept_of(entry.node) if hasattr(entry, "node") else entry
             state[str(place)] = held.detach().cpu().contiguous()
     return state

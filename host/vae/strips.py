@@ -17,11 +17,9 @@ from ...memory.prediction import Prediction, Workspaces
 from ...memory.units import format_bytes
 from ...vae.exact import (
     CannotRecord,
-    ChunkedRun,
     DoesNotFit,
     ExactRun,
     FollowedRun,
-    PlannedChunks,
     PlannedRun,
     Report,
     Schedule,
@@ -30,11 +28,13 @@ from ...vae.exact import (
 )
 from ...vae.exact.engine import zeros
 from ...vae.exact.planning.card import figures_of
+from ...vae.exact.planning.device import Figures
 from ...vae.exact.planning.workspace import BY_RULE, ConvolutionWorkspace
 from ..attention.in_vae import attend
 from ..core.compat import is_out_of_memory
 from ..measure.calibrated import in_strips, workspaces_on
 from ..measure.runs import notice
+from ..video.along import ALONG, by_chunks, is_chunked, others
 from ..video.chunks import Chunks, chunks_of
 from .geometry import Geometry
 from .room import NoRoom, NotExact, Room, Rungs, free_others, give_back
@@ -120,7 +120,7 @@ class ExactPass:
         workspace: what convolutions hold inside on a CUDA card.
         new: makes what the result is gathered in.
         frames: of the result in a window, where it is cut along frames; 0 = by the budget.
-        along: what strips are cut along: "rows" of all frames, or of a chunk's ("chunks"), or "frames".
+        along: what strips are cut along, see :data:`ALONG`.
         plans: what was planned for a shape, so that an equal slice need not be planned again.
         report: of the last slice that ran.
         planned: peak of the last schedule, whether or not memory sufficed.
@@ -194,9 +194,8 @@ class ExactPass:
         Raises:
             DoesNotFit: none fits; with the least of all, and what is gathered.
         """
-        least = error.least
-        ways = ["chunks"] * (self.chunks is not None) + ["frames"]
-        for way in ways if self.has_frames and self.along == "rows" else ():
+        least, was = error.least, self.along
+        for way in others(was, self.chunks is not None, bool(self._figures().link)) if self.has_frames else ():
             self.along = way
             try:
                 self._without_data(call, UnbrokenRun)
@@ -205,7 +204,7 @@ class ExactPass:
                 least = min(least, other.least)
             except NotExact:
                 pass
-        self.along = "rows"
+        self.along = was
         raise DoesNotFit(least + self.gathered) from error
 
     def _climb_down(self, rungs: Rungs) -> None:
@@ -238,7 +237,7 @@ class ExactPass:
             The highest planned peak of the passes that were left out: a tracker that saw as much saw the highest. None
             where there are too many.
         """
-        return None if self.along == "chunks" else self._without_data(call, FollowedRun).left
+        return None if is_chunked(self.along) else self._without_data(call, FollowedRun).left
 
     def _without_data(self, call: Callable[[ExactRun], Tensor], kind: type[Run]) -> Run:
         run: Run = self._prepared(self.budget, lambda done, out: None, kind)
@@ -256,10 +255,8 @@ class ExactPass:
         on_strip: Callable[[float, Tensor | None], None],
         kind: type[Run] = ExactRun,  # type: ignore[assignment]
     ) -> Run:
-        if self.along == "chunks":
-            assert self.chunks is not None
-            begin = partial(self.chunks, self.vae.first_stage_model)
-            kind = partial(PlannedChunks if issubclass(kind, PlannedRun) else ChunkedRun, begin)  # type: ignore
+        if is_chunked(self.along):
+            kind = by_chunks(kind, self.chunks, self.vae.first_stage_model, self.along)  # type: ignore
         return kind(
             budget,
             store=self.store,
@@ -272,9 +269,12 @@ class ExactPass:
             attend=attend,
             owned=list(self.vae.first_stage_model.parameters()),
             plans=self.plans,
-            figures=figures_of(self.vae.device, link_speed(self.vae.device), self.workspace),
+            figures=self._figures(),
             new=self.new,
         )
+
+    def _figures(self) -> Figures:
+        return figures_of(self.vae.device, link_speed(self.vae.device), self.workspace)
 
     def _ask_host(self, schedule: Schedule) -> None:
         """The host frees what the strips need; the weights are there already."""
@@ -286,12 +286,13 @@ class ExactPass:
         report = self.report
         if report is None or not report.passes:
             return
-        near = self.store is not None
-        kind = "near-exact, float16 store" if near else "exact"
-        strips = {"rows": "strips", "chunks": "strips of chunks of frames", "frames": "windows of frames"}[self.along]
-        yield f"{kind}: {report.strips} {strips} in {report.passes} passes, planned peak {format_bytes(report.peak)}"
+        kind = "exact" if self.store is None else "near-exact, float16 store"
+        number = f"{report.strips} {ALONG[self.along]} in {report.passes} passes"
+        yield f"{kind}: {number}, planned peak {format_bytes(report.peak)}"
         if report.done.recomputed:
             yield f"{report.done.recomputed} maps computed again instead of stored"
+        if report.carried:
+            yield f"what the VAE keeps from chunk to chunk in host memory, {format_bytes(report.carried)}"
         if report.host_peak:
             yield f"stored maps in host memory, {format_bytes(report.host_peak)}"
         if report.materialised:

@@ -35,7 +35,7 @@ from ..measure.calibrated import workspaces_for
 from ..offload.budget import least_weights
 from ..planning.fit import apply_fit, find_fit
 from ..prediction.header_loading import loading_headers
-from ..prediction.stages import Question, coding_stage, notes_of, sampling_stage, tiled_arguments, to_file_stage
+from ..prediction.stages import Question, coding_stage, first_part, notes_of, sampling_stage, tiled_arguments
 from ..prediction.text import predict_encoding
 from ..prediction.vae import Coding
 from ..vae.settings import VAESettings
@@ -224,7 +224,8 @@ class DryRun:
 
     def _to_file(self, kind: str, inputs: Inputs) -> Outputs:
         budget = inputs.number("vram_budget_gb") if "vram_budget_gb" in inputs else 0.0
-        self._add(to_file_stage(inputs.vae(), inputs.latent("samples"), self.card, budget))
+        x = first_part(inputs.latent("samples")["samples"])
+        self._add(coding_stage(Coding(inputs.vae(), x, file_budget_gb=budget), self.card))
         return NOTHING
 
     def _wrap(self, kind: str, inputs: Inputs) -> Outputs:

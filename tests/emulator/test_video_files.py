@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from headroom.host.core.device import GB
 from headroom.host.measure.runs import LOG
 from headroom.host.streaming import handed_on, host_chunks
 from headroom.host.vae.fallback import BudgetTooSmall
+from headroom.host.video.along import OUTSIDE
 from headroom.host.video_files.to_file import FileRequest, Written, decode_to_file
 from headroom.memory import Row
 from headroom.video import FrameReader
@@ -50,21 +52,26 @@ def latent(name: str, cells: int) -> Tensor:
 
 
 @pytest.mark.parametrize("settings", [{"lazy": True}, {"races": True}], ids=["late", "raced"])
-@pytest.mark.parametrize("way", ["module", "strips"])
-@pytest.mark.parametrize("name", ["wan21", "wan22", "ltx"])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [*itertools.product(["wan21", "wan22", "ltx"], ["module", "strips"]), ("wan21", "outside"), ("wan22", "outside")],
+)
 def test_no_frame_is_read_before_it_is_there(
     card: Card, name: str, way: str, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, vae = latent(name, 5), vae_of(name)
     expected = vae.decode(x)
-    if way == "strips":
+    if way != "module":
         for module in (handed_on, host_chunks):
             monkeypatch.setattr(module, "fits_as_module", lambda *_: False)
+    if way == "outside":
+        monkeypatch.setattr(host_chunks, "FIRST", OUTSIDE)
     card.set(**settings)
     frames, row = decoded(name, x)
     torch.cuda.synchronize()
     assert not card.races
     assert row.outcome == "done"
+    assert (way == "outside") == any("from chunk to chunk in host memory" in line for line in row.lines)
     stock = expected.reshape(-1, *expected.shape[-3:])
     if way == "module":
         assert torch.equal(frames, stock)
@@ -93,7 +100,7 @@ def test_what_is_predicted_is_taken(card: Card, name: str) -> None:
 @pytest.mark.parametrize("way", ["module", "strips"])
 @pytest.mark.parametrize("name", ["wan21", "wan22"])
 def test_a_budget_is_kept_and_nothing_stays(card: Card, name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the module a tenth more than it needs; of strips the least that they can do with."""
+    """Of the module a tenth more than it needs; of strips the least that they can do with, which is less than half."""
     x = AUTOENCODERS[name].latent(16, 14, cells_in_time=5)
     _, row = decoded(name, x)
     assert row.predicted is not None
@@ -103,6 +110,7 @@ def test_a_budget_is_kept_and_nothing_stays(card: Card, name: str, way: str, mon
         with pytest.raises(BudgetTooSmall) as failure:
             decoded(name, x, row.predicted.weights / GB + 1e-3)
         budget = failure.value.least / GB
+        assert failure.value.least - row.predicted.weights < 0.5 * row.predicted.activations
     model_management.unload_all_models()
     gc.collect()
     torch.cuda.empty_cache()

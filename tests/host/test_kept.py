@@ -205,6 +205,8 @@ CODINGS: dict[str, Callable[[Coding], Coding]] = {
     "low memory": lambda one: replace(one, vae=low_memory_vae(one.vae, VAESettings())),
     "budget": lambda one: replace(one, vae=low_memory_vae(one.vae, VAESettings(vram_budget_gb=1.0))),
     "method": lambda one: replace(one, vae=low_memory_vae(one.vae, VAESettings(method="exact"))),
+    "to a file": lambda one: replace(one, file_budget_gb=0.0),
+    "to a file within a budget": lambda one: replace(one, file_budget_gb=1.0),
 }
 
 

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from headroom.host.core.device import GB
+from headroom.host.streaming import host_chunks
 from headroom.host.streaming.choice import Decoding
 from headroom.host.streaming.source import FrameSource, State
 from headroom.host.vae.fallback import BudgetTooSmall
+from headroom.host.video.along import OUTSIDE
 from headroom.memory import Row
 from headroom.memory.prediction import LiveBytes
 
@@ -113,8 +115,11 @@ def test_chunks_go_on_from_every_border(name: str, cells: int) -> None:
             assert torch.equal(again, rest), done
 
 
+@pytest.mark.parametrize("along", ["chunks", OUTSIDE])
 @pytest.mark.parametrize("name", CHUNKED)
-def test_chunks_in_strips_go_on_from_every_border(name: str) -> None:
+def test_chunks_in_strips_go_on_from_every_border(name: str, along: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what the module keeps on the device, or outside of it."""
+    monkeypatch.setattr(host_chunks, "FIRST", along)
     x = latent(name, 6)
     way = decoding(name, x)
 

@@ -65,6 +65,25 @@ def test_chunks_are_handed_on_as_they_are_done(name: str, way: str) -> None:
     assert most[0] == most[1]
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_kept_from_chunk_to_chunk_may_lie_elsewhere(name: str, way: str) -> None:
+    """In host memory, piece by piece, whatever the height of strips: the same bits, and nothing of it in the plan."""
+    work, x = given(name, way, 5)
+    begun = partial(chunks(name, way), work.__self__)
+    expected = ChunkedRun(begun, rows=3).run(work, x)
+    run = ChunkedRun(begun, rows=3, outside=True)
+    assert torch.equal(run.run(work, x), expected)
+    planned = PlannedChunks(begun, rows=3, outside=True)
+    planned.run(work, x)
+    assert planned.report.carried == run.report.carried > 0
+    assert planned.report.peak == run.report.peak
+    beside = PlannedChunks(begun, rows=3)
+    beside.run(work, x)
+    assert beside.report.carried == 0
+    assert planned.report.peak < beside.report.peak
+
+
 def test_what_is_planned_for_frames_that_are_handed_on_does_not_grow() -> None:
     """With the input in host memory, brought chunk by chunk, nothing on the device is of the video's length."""
     peaks = []

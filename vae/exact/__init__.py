@@ -7,7 +7,7 @@ chosen (:mod:`.planning`), and the passes run strip by strip (:mod:`.running`). 
 Tiles that are blended are not here, but in :mod:`..feathered`.
 """
 
-from .chunked import ChunkedRun, PlannedChunks
+from .chunked import ChunkedRun, PlannedChunks, kept_of
 from .engine import DoesNotFit, ExactRun
 from .planned import FollowedRun, PlannedRun, UnbrokenRun
 from .planning.schedule import Schedule
@@ -29,4 +29,5 @@ __all__ = [
     "Schedule",
     "StoreOverflow",
     "UnbrokenRun",
+    "kept_of",
 ]

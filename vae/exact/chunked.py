@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,12 +12,17 @@ from .engine import DoesNotFit, ExactRun
 from .operations.graph import Node
 from .operations.leaves import Held
 from .planned import PlannedRun
-from .planning.schedule import Schedule
+from .planning.schedule import Schedule, SlabRows
 from .recording.record import Recorded
 from .recording.value import CannotRecord, Value
+from .runner import Target
+from .running.carried import Carried, carried
+from .running.kernels import Kernels
+from .running.parking import Parking
 
-# The first chunk finds no cache, the second a short one; Wan 2.1's encoder takes two of these for a latent frame.
-ALIKE = 5
+# The first chunk finds no cache, the second a short one; Wan 2.1's encoder takes two of these for a latent frame, and
+# what it keeps has its full length after the sixth.
+ALIKE = 7
 LAST = 3  # plans that :meth:`ChunkedRun.explain` tells of
 
 
@@ -46,10 +51,12 @@ class ChunkedRun(ExactRun):
     """An :class:`ExactRun` of chunk after chunk, each of them in strips of rows.
 
     What the module keeps of a chunk for the next one, whichever way it keeps it, is computed with the chunk and lies on
-    the device until the chunk after that is done: two of each, whatever the number of chunks.
+    the device until the chunk after that is done: two of each, whatever the number of chunks. Or it is sent to host
+    memory strip by strip, and fetched so, with copies beside the computation.
 
     Args:
         begin: (frames of the input) -> a new :class:`ChunkByChunk`.
+        outside: what the module keeps lies in host memory.
         others: of :class:`ExactRun`.
 
     Attributes:
@@ -64,10 +71,12 @@ class ChunkedRun(ExactRun):
     given = 0  # frames of the whole result
     so_far: Tensor | None = None  # the result, with zeros where it is not there yet
     _kept: Sequence[Tensor] = ()
+    _sent = 0  # bytes that the last chunk left in host memory
 
-    def __init__(self, begin: Callable[[int], ChunkByChunk], *others: Any, **named: Any) -> None:
+    def __init__(self, begin: Callable[[int], ChunkByChunk], *others: Any, outside: bool = False, **named: Any) -> None:
         super().__init__(*others, **named)
-        self.begin = begin
+        self.begin, self.outside = begin, outside
+        self.parking: Parking | None = None
         self.bring: Callable[[Tensor], Tensor] = lambda x: x
         self.after_chunk: Callable[[ChunkByChunk], None] = lambda chunks: None
 
@@ -102,12 +111,33 @@ class ChunkedRun(ExactRun):
         borders = chunks.borders[chunks.done : self.most]
         self.given, self.told = chunks.given, 0.0
         self._kept = self._held()
-        for number, (start, stop) in enumerate(borders):
-            self.share = (number / len(borders), (number + 1) / len(borders))
-            pieces = self.chunk(chunks.step, self.bring(x[:, :, start:stop]))
-            while pieces:
-                take(pieces.pop(0))
-            self.after_chunk(chunks)
+        try:
+            for number, (start, stop) in enumerate(borders):
+                self.share = (number / len(borders), (number + 1) / len(borders))
+                pieces = self.chunk(chunks.step, self.bring(x[:, :, start:stop]))
+                while pieces:
+                    take(pieces.pop(0))
+                self.after_chunk(chunks)
+        finally:
+            if self.parking is not None:
+                self.parking.close()
+
+    def restored(self, tensor: Tensor, device: torch.device) -> Recorded:
+        """What a module kept at a border, for the chunk that goes on there.
+
+        Args:
+            tensor: in host memory.
+            device: of the computation.
+        """
+        if not self.outside:
+            return self.recorder.leaf(tensor.to(device))
+        rows = self.recorder.leaf(tensor).node.rows
+        return Recorded(Carried.opened(tensor, rows, device, self._parking(device)).node, self.recorder)
+
+    def _parking(self, device: torch.device) -> Parking | None:
+        if self.parking is None:
+            self.parking = Parking(device)
+        return self.parking
 
     def _held(self) -> list[Tensor]:
         """What the module keeps of a chunk for the next one."""
@@ -141,19 +171,44 @@ class ChunkedRun(ExactRun):
             nodes = _nodes(step(self.recorder.leaf(x)))
             self.recorder.flush()
         alive = list(self.recorder.live)
-        keep = {recorded.node: None for recorded in alive if not recorded.node.op.is_tensor}
-        kept = {node: self._empty(node) for node in keep}
+        keep = {recorded.node: None for recorded in alive if not self._stays(recorded.node)}
         outs = [self._result(node) for node in nodes]
-        # A chunk may keep what it returns: written to both.
-        self._execute([*zip(nodes, outs), *kept.items()], allocated=True)
+        if self.outside:
+            kept = self._send(list(zip(nodes, outs)), keep)
+        else:
+            tensors = {node: self._empty(node) for node in keep}
+            # A chunk may keep what it returns: written to both.
+            self._execute([*zip(nodes, outs), *tensors.items()], allocated=True)
+            kept = {node: _held(node, tensor) for node, tensor in tensors.items()}
         self.report.condense()
         del self._explained[:-LAST]
         for recorded in alive:
-            node = recorded.node
-            if node in kept:
-                recorded.value = Value(_held(node, kept[node]))  # not as a view of the chunk, which is to go
+            if recorded.node in kept:
+                recorded.value = Value(kept[recorded.node])  # not as a view of the chunk, which is to go
         self._kept = self._held()
         return outs
+
+    def _stays(self, node: Node) -> bool:
+        """Whether a map that the module keeps is where it is to be."""
+        return node.op.is_tensor or carried(node) is not None
+
+    def _send(self, results: list[tuple[Node, Tensor]], keep: Iterable[Node]) -> dict[Node, Node]:
+        """Computes a chunk, and sends what is kept of it to host memory."""
+        stores = {node: self._store(node) for node in keep}
+        pairs: list[tuple[Node, Target]] = [*results, *((node, store.append) for node, store in stores.items())]
+        schedule = self._execute(pairs, allocated=True, sent=stores)
+        before, self._sent = self._sent, sum(node.bytes for node in stores)
+        self.report.carried = max(self.report.carried, before + self._sent)
+        for node, store in stores.items():
+            self._end(store, schedule.sent[node])
+        return {node: store.node for node, store in stores.items()}
+
+    def _store(self, node: Node) -> Carried:
+        return Carried(node, Kernels(node.device), node.dtype, self._parking(node.device))
+
+    def _end(self, store: Carried, layout: SlabRows) -> None:
+        """All strips of a map are sent."""
+        store.rest()
 
     def _empty(self, node: Node) -> Tensor:
         """For what the module keeps."""
@@ -187,6 +242,17 @@ class PlannedChunks(PlannedRun, ChunkedRun):
     def _empty(self, node: Node) -> Tensor:
         return torch.empty(node.shape, dtype=node.dtype, device="meta")
 
+    def _stays(self, node: Node) -> bool:
+        # In a run, what an earlier pass left is a store of rows, and here a tensor without data.
+        planned = self.outside and isinstance(node.op, Held) and node.op.tensor.device.type == "meta"
+        return super()._stays(node) and not planned
+
+    def _parking(self, device: torch.device) -> None:
+        """Nothing is copied."""
+
+    def _end(self, store: Carried, layout: SlabRows) -> None:
+        store.lay(layout)
+
     def _too_large(self, schedule: Schedule) -> None:
         self.least = max(self.least, schedule.peak)
 
@@ -197,6 +263,14 @@ def _nodes(results: Sequence[Tensor]) -> list[Node]:
         if not isinstance(result, Recorded):
             raise CannotRecord("a chunk's result is not of its frames")
     return [result.node for result in results]  # type: ignore[attr-defined]
+
+
+def kept_of(node: Node) -> Tensor:
+    """A map that a module keeps from one chunk to the next, as a tensor: on the device, or gathered in host memory."""
+    outside = carried(node)
+    whole = node.op.whole(node) if outside is None else outside.gathered()
+    assert whole is not None, "what is kept has been computed"
+    return whole
 
 
 def _held(node: Node, tensor: Tensor) -> Node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -202,15 +202,15 @@ class ExactRun:
     def _write_into(self, pairs: Sequence[tuple[Node, Tensor]]) -> None:
         self._execute(pairs, allocated=False)
 
-    def _execute(self, pairs: Sequence[tuple[Node, Target]], allocated: bool) -> None:
+    def _execute(self, pairs: Sequence[tuple[Node, Target]], allocated: bool, sent: Collection[Node] = ()) -> Schedule:
         outputs = {node: out for node, out in pairs}
         device = next(iter(outputs)).device
         later = [node for node in self.recorder.nodes_alive() if node not in outputs]
         known = [Need(node, moments_of(groups)) for node, groups in self.remains.statistics]
-        analysis = Analysis(list(outputs), later, known)
+        analysis = Analysis(list(outputs), later, known, sent)
         made = [
             out.nbytes
-            for out in outputs.values()
+            for _, out in pairs
             if allocated and isinstance(out, Tensor) and out.device.type in (device.type, "meta")
         ]
         planner = Planner(analysis, device, [*made, *self.beside, *self.recorder.made], self.figures)
@@ -218,6 +218,7 @@ class ExactRun:
         self.report.schedules.append(schedule)
         self.on_plan(schedule)
         self._run(schedule, pairs, device)
+        return schedule
 
     def _schedule(self, planner: Planner) -> Schedule:
         search = Search(planner, self.budget, self.store, self.rows)

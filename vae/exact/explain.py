@@ -81,8 +81,9 @@ class _Words:
 
 
 def _purpose(purpose: str) -> str:
-    if purpose in ("output", "whole"):
-        return "the output" if purpose == "output" else "the whole of"
+    words = {"output": "the output", "sent": "to host memory", "whole": "the whole of"}
+    if purpose in words:
+        return words[purpose]
     return f"statistics of {groups_of(purpose)} groups of"
 
 

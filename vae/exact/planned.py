@@ -12,7 +12,7 @@ from torch import Tensor
 from .engine import ExactRun
 from .operations.graph import Node
 from .operations.leaves import Held
-from .operations.purposes import groups_of
+from .operations.purposes import OUTPUTS, groups_of
 from .planning.schedule import Schedule
 from .recording.value import CannotRecord
 from .runner import Outlets, PassRunner, Target
@@ -41,7 +41,7 @@ class PlannedRun(ExactRun):
                 if purpose in ("stored", "whole"):
                     map_ = torch.empty(node.shape, dtype=node.dtype, device="meta")
                     node.become(Held(map_, node.rows.dim, node.rows.unit))
-                elif purpose != "output":
+                elif purpose not in OUTPUTS:
                     groups = groups_of(purpose)
                     self.remains.statistics[node, groups] = statistics_of(node, groups)
             for node in one.last_reads:

@@ -33,11 +33,13 @@ class Report:
         schedules: one, and one more for each function that was given a whole map.
         materialised: names of those functions.
         before: of schedules that are no longer among them.
+        carried: bytes in host memory of what chunks leave for the next ones, at most.
     """
 
     schedules: list[Schedule] = field(default_factory=list)
     materialised: list[str] = field(default_factory=list)
     before: Done = field(default_factory=Done)
+    carried: int = 0
 
     @property
     def done(self) -> Done:

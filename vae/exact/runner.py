@@ -12,7 +12,7 @@ from .cutting.passes import Pass
 from .cutting.windows import Windows
 from .operations.graph import Leaf, Node
 from .operations.leaves import Held
-from .operations.purposes import groups_of
+from .operations.purposes import OUTPUTS, groups_of
 from .planning.choice import make_store
 from .planning.schedule import Schedule
 from .running.kernels import Kernels
@@ -126,7 +126,7 @@ class PassRunner:
                 whole = torch.empty(node.shape, dtype=node.dtype, device=node.device)
                 made.leaves[node] = Held(whole, node.rows.dim, node.rows.unit)
                 takers.append(_into(whole, node))
-            elif purpose == "output":
+            elif purpose in OUTPUTS:
                 given = [out for other, out in self.pairs if other is node]
                 takers += [_into(out, node) if isinstance(out, Tensor) else out for out in given]
             else:

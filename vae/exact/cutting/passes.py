@@ -6,11 +6,12 @@ pass. Within a pass strips of rows run through all operations. What a later pass
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from ..operations.graph import Need, Node, ancestors
+from ..operations.purposes import OUTPUTS
 from .uses import Uses
 
 # A map that takes at most this many operations per element to recompute is cheap, and is never stored: a 3 x 3
@@ -23,7 +24,8 @@ class Pass:
     """One run over the rows.
 
     Attributes:
-        results: what must come out: (node, purpose), purpose "moments:<groups>", "whole" or "output".
+        results: what must come out: (node, purpose), purpose "moments:<groups>", "whole", "output",
+            or "sent": an output whose strips are sent to host memory.
         stored: nodes computed here and kept for later passes.
         computed: all nodes computed here, in order.
         read: leaves and stored nodes that are read.
@@ -73,10 +75,17 @@ class Analysis:
         outputs: the maps wanted.
         later: maps that may be wanted after that.
         known: needs met already.
+        sent: outputs that are sent to host memory.
     """
 
-    def __init__(self, outputs: Sequence[Node], later: Sequence[Node], known: Iterable[Need] = ()) -> None:
-        self.outputs = list(outputs)
+    def __init__(
+        self,
+        outputs: Sequence[Node],
+        later: Sequence[Node],
+        known: Iterable[Need] = (),
+        sent: Collection[Node] = (),
+    ) -> None:
+        self.outputs, self.sent = list(outputs), frozenset(sent)
         self.nodes = ancestors(outputs)
         met = set(known)
         self.steps = self._steps(met)
@@ -115,7 +124,7 @@ class Analysis:
                 below = {node for node in _unassigned([need.node], assigned) if not node.is_leaf}
             inside |= below
             open_needs.add(need)
-        steps.append([(node, "output") for node in self.outputs])
+        steps.append([(node, "sent" if node in self.sent else "output") for node in self.outputs])
         return steps
 
     def _storable(self) -> list[Node]:
@@ -154,7 +163,7 @@ class Analysis:
         done: set[Node] = set()
         passes = []
         for index, step in enumerate(self.steps):
-            whole = {node for node, purpose in step if purpose in ("whole", "output")}
+            whole = {node for node, purpose in step if purpose in ("whole", *OUTPUTS)}
             one = Pass(list(step), [node for node, at in keep if at == index and node not in whole])
             _walk(one, done)
             done |= {*one.stored, *whole}

@@ -1,4 +1,6 @@
-"""What whole maps are wanted for, as text: beside "whole", the statistics of a norm."""
+"""What whole maps are wanted for, as text: beside "whole", results and the statistics of a norm."""
+
+OUTPUTS = ("output", "sent")  # as they are, or to host memory
 
 
 def moments_of(groups: int) -> str:

@@ -18,10 +18,14 @@ class CountedTicket:
 
 
 class CountedParking:
-    """:class:`..running.parking.Parking` of ghosts."""
+    """:class:`..running.parking.Parking` of ghosts.
 
-    def __init__(self, kernels: Counted) -> None:
-        self.kernels = kernels
+    Args:
+        counts: bytes in host memory; else its owner does.
+    """
+
+    def __init__(self, kernels: Counted, counts: bool = True) -> None:
+        self.kernels, self.counts = kernels, counts
 
     def send(self, node: Node, slab: Ghost) -> CountedTicket:
         """Copies a slab away."""
@@ -31,8 +35,9 @@ class CountedParking:
     def put(self, slab: Ghost) -> CountedTicket:
         """A slab that is there already, when a pass is planned."""
         meter = self.kernels.meter
-        meter.host += slab.size
-        meter.host_peak = max(meter.host_peak, meter.host)
+        if self.counts:
+            meter.host += slab.size
+            meter.host_peak = max(meter.host_peak, meter.host)
         return CountedTicket(slab)
 
     def left(self, ticket: CountedTicket | None) -> None:
@@ -52,4 +57,5 @@ class CountedParking:
     def give_up(self, ticket: CountedTicket) -> None:
         """Its host memory is free."""
         ticket.slab = None
-        self.kernels.meter.host -= ticket.size
+        if self.counts:
+            self.kernels.meter.host -= ticket.size

@@ -9,6 +9,7 @@ import torch
 
 from ..cutting.windows import Windows
 from ..operations.graph import Node
+from ..running.carried import Carried, carried
 from ..running.pages import Pages
 from ..running.stores import RowStore
 from ..running.stream import Stream, Taker
@@ -37,6 +38,7 @@ class CountedPass:
         self.windows, self.choice, self.figures = windows, choice, figures
         self.kernels = Counted(device, figures, windows.count > 1)
         self.parking = CountedParking(self.kernels)
+        self.beyond = CountedParking(self.kernels, counts=False)  # for what outlives the computation
         self.pages = Pages(page_bytes, self.kernels, choice.outside) if page_bytes else None
 
     def cost(self, layouts: Mapping[Node, SlabRows]) -> PassCost:
@@ -46,8 +48,13 @@ class CountedPass:
             layouts: of the stored maps that it reads.
         """
         one, kernels = self.windows.one, self.kernels
+        layouts = {**layouts, **{node: found.layout for node in one.read if (found := carried(node))}}
         leaves = {node: self._leaf(node, layouts.get(node)) for node in one.read}
-        stored = {node: self._store(node) for node in one.stored}
+        sent = (node for node, purpose in one.results if purpose == "sent")
+        stored = {
+            **{node: self._store(node) for node in one.stored},
+            **{node: Carried(node, kernels, node.dtype, self.beyond) for node in sent},
+        }
         stream = Stream(self.windows, leaves, self._takers(stored), {}, kernels)
         self._run(stream, layouts)
         for store in (*leaves.values(), *stored.values()):
@@ -79,24 +86,31 @@ class CountedPass:
         windows = self.windows
         for node in windows.one.read:
             layout = layouts.get(node, ())
-            few, last = (max(1, len(layout) // EDGES), AT_END) if is_parked(node, self.choice) else (1, 1)
+            few, last = (max(1, len(layout) // EDGES), AT_END) if self._is_parked(node) else (1, 1)
             edges = {*layout[1::few], *layout[1:][-last:]}
             for first, _ in edges:
                 number = first * windows.clock // (node.rows.count * windows.rows)
                 yield from (number, number + 1)
 
     def _leaf(self, node: Node, layout: SlabRows | None) -> Any:
-        """A map that is read: one that an earlier pass stored, or one that is there whole."""
+        """A map that is read: one that an earlier pass or chunk stored, or one that is there whole."""
         if layout is None:
             return There(self.kernels, node)
-        store, of_row = self._store(node), node.row_elements * kept_dtype(node, self.choice).itemsize
-        on_device = not is_parked(node, self.choice)
+        if carried(node):
+            store: RowStore = Carried(node, self.kernels, node.dtype, self.beyond)
+            of_row = node.row_bytes
+        else:
+            store, of_row = self._store(node), node.row_elements * kept_dtype(node, self.choice).itemsize
+        on_device = not self._is_parked(node)
 
         def slab(rows: int) -> Ghost:
             return self.kernels.slab(of_row * rows, rows) if on_device else Ghost(None, of_row * rows, rows)
 
         store.open(layout, slab)
         return store
+
+    def _is_parked(self, node: Node) -> bool:
+        return is_parked(node, self.choice) or carried(node) is not None
 
     def _store(self, node: Node) -> RowStore:
         return make_store(node, self.choice, self.kernels, self.pages, self.parking)
@@ -105,7 +119,7 @@ class CountedPass:
         takers: dict[Node, list[Taker]] = {}
         for node, purpose in self.windows.one.targets:
             of_node = takers.setdefault(node, [])
-            if purpose == "stored":
+            if purpose in ("stored", "sent"):
                 of_node.append(self._storing(node, stored[node]))
             elif purpose in ("whole", "output"):
                 of_node.append(self._copying(node))

@@ -12,6 +12,7 @@ from ..cutting.passes import Analysis, Pass
 from ..cutting.windows import Windows
 from ..operations.graph import Node
 from ..running.allocator import CUT_FROM, EVEN_BYTES
+from ..running.carried import carried
 from .card import figures_of
 from .choice import Choice, PlannedBefore, is_parked, kept_dtype
 from .counted_pass import CountedPass
@@ -42,7 +43,9 @@ class Planner:
         """Equal for computations that can share a plan: operations, shapes, dtypes, device."""
         nodes = self.analysis.nodes
         described = tuple((type(node.op).__name__, node.shape, node.dtype, node.rows.dim) for node in nodes)
-        return (str(self.device), self.figures, self.beside, described)
+        outside = tuple((at, found.layout) for at, node in enumerate(nodes) if (found := carried(node)))
+        sent = tuple(at for at, node in enumerate(nodes) if node in self.analysis.sent)
+        return (str(self.device), self.figures, self.beside, described, outside, sent)
 
     def remember(self, choice: Choice) -> PlannedBefore:
         """A choice for later computations of the same signature."""

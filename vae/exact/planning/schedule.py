@@ -26,6 +26,7 @@ class Schedule:
         launches: kernels of all passes.
         peaks: bytes on the device at most, of each pass.
         page_bytes: of a page, where stored maps lie in equal pages; else 0.
+        sent: how the outputs lie that are sent to host memory.
     """
 
     choice: Choice
@@ -38,6 +39,7 @@ class Schedule:
     launches: int
     peaks: tuple[int, ...]
     page_bytes: int = 0
+    sent: Mapping[Node, SlabRows] = field(default_factory=dict)
 
     @property
     def strips(self) -> int:
@@ -53,7 +55,7 @@ class PassCost:
         peak: bytes on the device at most, the maps that it reads and stores among them.
         host_peak: bytes in host memory, the same.
         seconds, launches: of its kernels and copies.
-        layouts: of the maps that it stores.
+        layouts: of the maps that it stores, and of outputs that it sends to host memory.
     """
 
     windows: Windows
@@ -108,6 +110,12 @@ class Course:
             sum(cost.launches for cost in self.costs),
             tuple(self.peaks),
             page_bytes,
+            {
+                node: cost.layouts[node]
+                for one, cost in zip(passes, self.costs)
+                for node, purpose in one.results
+                if purpose == "sent"
+            },
         )
 
     def _leave(self, one: Pass, cost: PassCost) -> None:

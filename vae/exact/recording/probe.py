@@ -64,7 +64,7 @@ def row_by_row(function: Callable[..., Any], args: Any, kwargs: dict[str, Any], 
 
 
 @dataclass(frozen=True)
-class Found:
+class Shaped:
     """What a function makes of its sources.
 
     Attributes:
@@ -79,11 +79,11 @@ class Found:
 
 #: A video's modules call the same functions of the same shapes again and again; a call without data takes a
 #: millisecond, and each operation two.
-_found: OrderedDict[Hashable, Found | None] = OrderedDict()  # the oldest goes first
+_found: OrderedDict[Hashable, Shaped | None] = OrderedDict()  # the oldest goes first
 MOST_FOUND = 4096
 
 
-def _remembered(op: RowByRow, sources: Sequence[Node]) -> Found | None:
+def _remembered(op: RowByRow, sources: Sequence[Node]) -> Shaped | None:
     if getattr(op.function, "__closure__", None) or inspect.ismethod(op.function):
         return _find(op, sources)  # as good as new each time
     maps = tuple((node.shape, node.dtype, node.rows) for node in sources)
@@ -118,7 +118,7 @@ def described(tree: Any) -> Hashable:
     raise TypeError(f"a {type(tree).__name__}")
 
 
-def _find(op: RowByRow, sources: Sequence[Node]) -> Found | None:
+def _find(op: RowByRow, sources: Sequence[Node]) -> Shaped | None:
     try:
         shape, more = (_probe(op, sources, extra) for extra in (0, 1))
     except (RuntimeError, TypeError, ValueError, IndexError):
@@ -132,7 +132,7 @@ def _find(op: RowByRow, sources: Sequence[Node]) -> Found | None:
     unit = more.shape[dim] - shape.shape[dim]
     if shape.shape[dim] != unit * sources[0].rows.count:
         return None
-    return Found(tuple(shape.shape), shape.dtype, dim, unit)
+    return Shaped(tuple(shape.shape), shape.dtype, dim, unit)
 
 
 def _probe(op: RowByRow, sources: Sequence[Node], extra: int) -> Any:

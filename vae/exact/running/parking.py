@@ -58,8 +58,17 @@ class Parking:
         self.vacant: list[Ticket] = []
 
     def put(self, slab: Tensor) -> Ticket:
-        """A slab that is there already: only a plan has such (:mod:`..planning.counted_parking`)."""
-        raise NotImplementedError
+        """A slab that is in host memory already."""
+        ticket = Ticket(_locked(slab).copy_(slab), None, None)
+        if self.out is not None:
+            ticket.written = self.out.record_event()
+        return ticket
+
+    def held(self, ticket: Ticket) -> Tensor:
+        """A slab in host memory, for the host itself to read: it waits for the copy."""
+        if ticket.written is not None:
+            ticket.written.synchronize()
+        return ticket.memory
 
     def send(self, node: Node, slab: Tensor) -> Ticket:
         """Starts to copy a slab away."""

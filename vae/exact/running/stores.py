@@ -9,7 +9,6 @@ import torch
 
 from ..operations.graph import Leaf, Node
 from .kernels import Kernels
-from .parking import Parking
 
 HALF_LIMIT = 65504.0
 
@@ -119,7 +118,7 @@ class Slabs(RowStore):
 class Parked(RowStore):
     """In host memory: each strip is sent there when it is computed, and fetched one ahead of its reader."""
 
-    def __init__(self, node: Node, kernels: Kernels, dtype: torch.dtype, parking: Parking) -> None:
+    def __init__(self, node: Node, kernels: Kernels, dtype: torch.dtype, parking: Any) -> None:
         super().__init__(node, kernels, dtype)
         self.parking = parking
         self.leaving: Any = None  # on its way to host memory
