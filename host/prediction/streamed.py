@@ -13,7 +13,8 @@ from ...vae.exact.chunked import ALIKE
 from ..core.device import GB
 from ..vae.settings import VAESettings
 from ..vae.wrapper import low_memory_vae
-from ..video.chunks import Chunks, chunks_of
+from ..video.chunks import Chunks
+from ..video.families import chunks_of
 from ..video.sink import Sink
 from .vae import Coding, CodingPrediction, predict_coding, predict_work
 

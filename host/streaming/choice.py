@@ -14,7 +14,7 @@ from ..vae.directions import Decode
 from ..vae.preview import Watch
 from ..vae.settings import VAESettings
 from ..vae.wrapper import is_tileable, low_memory_vae
-from ..video.chunks import chunks_of
+from ..video.families import chunks_of
 from .gathered import Gathered
 from .handed_on import HandedOn
 from .host_chunks import HostChunks

@@ -87,7 +87,7 @@ class HostChunks:
                 onward.take(piece)
                 del piece  # else it lives until the next chunk is computed
             onward.border(partial(_saved, chunks))
-        self.row.lines[:] = ["exact: in the host's own chunks, by the VAE's own module: its result bit for bit"]
+        self.row.lines[:] = [f"exact: {chunks.by_module}"]
 
     def _in_strips(self, onward: Onward, at: int, state: State) -> None:
         self.coder.room.make(0)

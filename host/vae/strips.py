@@ -35,7 +35,8 @@ from ..core.compat import is_out_of_memory
 from ..measure.calibrated import in_strips, workspaces_on
 from ..measure.runs import notice
 from ..video.along import ALONG, by_chunks, is_chunked, others
-from ..video.chunks import Chunks, chunks_of
+from ..video.chunks import Chunks
+from ..video.families import chunks_of
 from .geometry import Geometry
 from .room import NoRoom, NotExact, Room, Rungs, free_others, give_back
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ...vae import Direction
-
 Borders = list[tuple[int, int]]
 
 
@@ -32,13 +30,18 @@ class Chunks:
 
     #: Counts the places of the cache, by its name in the model's own file.
     counter: str
+    #: How it runs by the module itself, for the report.
+    by_module = "in the host's own chunks, by the VAE's own module: its result bit for bit"
 
     def __init__(self, model: Any, frames: int) -> None:
         self.model, self.frames = model, frames
         self.borders, self.given = self.cut(frames), self.frames_of(frames)
         self.done = 0
-        count = getattr(sys.modules[type(model).__module__], self.counter)
-        self.cache: list[Any] | None = [None] * count(self.part)
+        self.cache: list[Any] | None = [None] * self.places()
+
+    def places(self) -> int:
+        """How many places the cache has."""
+        return int(getattr(sys.modules[type(self.model).__module__], self.counter)(self.part))
 
     @property
     def part(self) -> Any:
@@ -147,22 +150,6 @@ class Wan22Encode(Chunks):
     def compute(self, x: Tensor) -> Sequence[Tensor]:
         out = self.part(_own(self.model, "patchify")(x, patch_size=2), feat_cache=self.cache, feat_idx=[0])
         return [self.model.conv1(out).chunk(2, dim=1)[0]]
-
-
-#: By the name of the autoencoder's module in the host.
-FAMILIES: dict[str, dict[Direction, type[Chunks]]] = {
-    "comfy.ldm.wan.vae": {Direction.DECODE: Wan21Decode, Direction.ENCODE: Wan21Encode},
-    "comfy.ldm.wan.vae2_2": {Direction.DECODE: Wan22Decode, Direction.ENCODE: Wan22Encode},
-}
-
-
-def chunks_of(model: Any, direction: Direction) -> type[Chunks] | None:
-    """How an autoencoder is run in chunks; None where the host has none for it, or other ones than are known here."""
-    kind = type(model)
-    if kind.__name__ != "WanVAE" or kind.__module__ not in FAMILIES:
-        return None
-    found = FAMILIES[kind.__module__][direction]
-    return found if hasattr(sys.modules[kind.__module__], found.counter) else None
 
 
 def _by(step: int, frames: int) -> Borders:

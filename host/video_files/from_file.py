@@ -28,7 +28,8 @@ from ..vae.preview import Cancelling
 from ..vae.room import free_others, give_back
 from ..vae.settings import VAESettings
 from ..vae.wrapper import is_tileable, low_memory_vae
-from ..video.chunks import Chunks, chunks_of
+from ..video.chunks import Chunks
+from ..video.families import chunks_of
 from .host_video import Frames
 
 AT_ONCE = 8  # frames that are read together

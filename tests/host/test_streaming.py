@@ -24,6 +24,7 @@ from .families import psnr
 
 OWN_WAY = {"seedvr2", "minimax"}  # with tiles of their own
 CHUNKED = ["wan21", "wan21_rgba", "wan22"]
+TINY = ["taew21", "taehv", "taew22", "taehv15", "taeltx2"]  # run here latent frame by latent frame
 HANDED_ON = ["ltx", "ltx_noise", "ltx_striding"]
 VIDEOS = [name for name, kind in AUTOENCODERS.items() if kind.video and name not in OWN_WAY]
 PICTURES = ["sd", "svd"]
@@ -91,7 +92,8 @@ def latent(name: str, cells: int, batch: int = 1) -> Tensor:
 
 @pytest.mark.parametrize("name", [*VIDEOS, *PICTURES] if NIGHTLY else SLICE)
 def test_the_frames_of_the_untiled_decode(name: str) -> None:
-    """Bit for bit where a video is whole chunks of the host's, or fits as a whole."""
+    """Bit for bit where a video is whole chunks of the host's, or fits as a whole, or the host's own loop is one frame
+    after the other too."""
     x, row = latent(name, 4, batch=1 if AUTOENCODERS[name].temporal else 3), Row("decode")
     way = decoding(name, x)
     source = way.source(row, Silent())
@@ -102,7 +104,7 @@ def test_the_frames_of_the_untiled_decode(name: str) -> None:
     assert row.lines
 
 
-@pytest.mark.parametrize(("cells", "name"), grid([1, 2, 3, 5, 8], CHUNKED))
+@pytest.mark.parametrize(("cells", "name"), grid([1, 2, 3, 5, 8], [*CHUNKED, *TINY]))
 def test_chunks_go_on_from_every_border(name: str, cells: int) -> None:
     x = latent(name, cells)
     way = decoding(name, x)
@@ -116,7 +118,7 @@ def test_chunks_go_on_from_every_border(name: str, cells: int) -> None:
 
 
 @pytest.mark.parametrize("along", ["chunks", OUTSIDE])
-@pytest.mark.parametrize("name", CHUNKED)
+@pytest.mark.parametrize("name", [*CHUNKED, "taew21", "taehv"])
 def test_chunks_in_strips_go_on_from_every_border(name: str, along: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With what the module keeps on the device, or outside of it."""
     monkeypatch.setattr(host_chunks, "FIRST", along)
@@ -202,7 +204,7 @@ def test_a_budget_that_the_module_does_not_fit_is_kept_by_strips() -> None:
 
 
 @pytest.mark.parametrize("way", ["module", "strips"])
-@pytest.mark.parametrize("name", ["wan21", "wan22", "ltx"])
+@pytest.mark.parametrize("name", ["wan21", "wan22", "taew21", "ltx"])
 def test_what_lives_does_not_grow_with_the_frames(name: str, way: str) -> None:
     """Of a video twice as long, followed tensor by tensor; what LTX-Video's own module takes grows."""
     most = []

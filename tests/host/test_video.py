@@ -12,7 +12,8 @@ from torch import Tensor
 
 from headroom.host.prediction.stages import own_card
 from headroom.host.prediction.vae import Coding, predict_coding
-from headroom.host.video.chunks import Chunks, chunks_of
+from headroom.host.video.chunks import Chunks
+from headroom.host.video.families import chunks_of
 from headroom.vae import Direction
 from headroom.vae.exact import ChunkedRun, PlannedChunks
 
