@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 
 from torch import Tensor
 
 from ...memory import Row
-from ...vae.exact import CannotRecord, ExactRun
+from ...vae.exact import CannotRecord
 from ..prediction.host_answers import replaced
 from ..vae.coding import Coder
 from ..video.sink import Sink
 from .source import Border, Onward, State, Take
-from .strips import fits_as_module, run_strips
+from .strips import fits_as_module
+from .windows import in_windows
 
 CHUNK = "get_max_chunk_size"  # bytes of a map above which the module cuts it in time
-WINDOW = 16  # frames of a window of strips
 
 
 class HandedOn:
@@ -65,11 +66,6 @@ class HandedOn:
         self.row.lines[:] = ["exact: by the VAE's own module, frames handed on as they are done: the host's result"]
 
     def _in_windows(self, onward: Onward) -> None:
-        coder = self.coder
-        coder.room.make(0)
-        exact = coder.strips.exact_pass(self.latent, self.row)
-        exact.along, exact.frames = "frames", WINDOW
-
         def module(x: Tensor) -> Tensor:
             kept: list[Tensor] = []
             self.model.decode(x, output_buffer=Sink(kept.append))
@@ -77,12 +73,7 @@ class HandedOn:
                 raise CannotRecord("the module cuts its frames into chunks")
             return kept[0]
 
-        def code(run: ExactRun) -> Tensor:
-            onward.begin(0)
-            x = self.latent.to(device=self.vae.device, dtype=self.vae.vae_dtype)
-            # In one piece as it is recorded: the windows are cut by their own plan, whatever the card.
-            with replaced(sys.modules[type(self.model).__module__], CHUNK, lambda *_: 2**62):
-                run.stream(onward.take, module, x)
-            return self.latent
-
-        run_strips(coder, exact, code, self.latent, self.row)
+        # In one piece as it is recorded: the windows are cut by their own plan, whatever the card.
+        own = sys.modules[type(self.model).__module__]
+        in_one_piece = partial(replaced, own, CHUNK, lambda *_: 2**62)
+        in_windows(self.coder, self.latent, self.row, onward, module, in_one_piece)

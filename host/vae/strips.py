@@ -34,7 +34,7 @@ from ..attention.in_vae import attend
 from ..core.compat import is_out_of_memory
 from ..measure.calibrated import in_strips, workspaces_on
 from ..measure.runs import notice
-from ..video.along import ALONG, by_chunks, is_chunked, others
+from ..video.along import ALONG, is_chunked, maker_of, others
 from ..video.chunks import Chunks
 from ..video.families import chunks_of
 from .geometry import Geometry
@@ -256,9 +256,7 @@ class ExactPass:
         on_strip: Callable[[float, Tensor | None], None],
         kind: type[Run] = ExactRun,  # type: ignore[assignment]
     ) -> Run:
-        if is_chunked(self.along):
-            kind = by_chunks(kind, self.chunks, self.vae.first_stage_model, self.along)  # type: ignore
-        return kind(
+        return maker_of(kind, self.chunks, self.vae.first_stage_model, self.along)(
             budget,
             store=self.store,
             rows={"rows": self.rows, "frames": self.frames}.get(self.along, 0),

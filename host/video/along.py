@@ -41,8 +41,10 @@ def is_chunked(along: str) -> bool:
     return along in ("chunks", OUTSIDE)
 
 
-def by_chunks(kind: type[ExactRun], chunks: type[Chunks] | None, model: Any, along: str) -> Callable[..., ChunkedRun]:
-    """What makes a run, or a plan where ``kind`` is one, that goes chunk by chunk."""
+def maker_of(kind: type[ExactRun], chunks: type[Chunks] | None, model: Any, along: str) -> Callable[..., Any]:
+    """What makes a run of a kind, or where it goes chunk by chunk one that does, or a plan where ``kind`` is one."""
+    if not is_chunked(along):
+        return kind
     assert chunks is not None, "a way by chunks is only for what has some"
     made = PlannedChunks if issubclass(kind, PlannedRun) else ChunkedRun
     return partial(made, partial(chunks, model), outside=along == OUTSIDE)

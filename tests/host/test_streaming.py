@@ -161,6 +161,22 @@ def test_windows_of_frames_where_the_module_has_no_room(name: str) -> None:
     assert any("windows of frames" in line for line in row.lines)
 
 
+def test_mochi_goes_in_windows_where_the_whole_does_not_fit() -> None:
+    """In memory that does not depend on the frames."""
+    peaks = []
+    budget = (AUTOENCODERS["mochi"].load().patcher.model_size() + 60e6) / GB
+    for cells in (6, 24):
+        x, row = latent("mochi", cells), Row("decode")
+        way = decoding("mochi", x, budget)
+        frames, _ = handed_on(way, way.source(row, Silent()))
+        assert psnr(frames, stock("mochi", x)) >= 120
+        assert any("windows of frames in 1 passes" in line for line in row.lines)
+        assert row.predicted is not None
+        assert row.predicted.peak <= budget * GB
+        peaks.append(row.predicted.peak)
+    assert peaks[1] <= 1.1 * peaks[0]  # of six latent frames a window has neighbours on one side alone
+
+
 def test_windows_of_fewer_frames_where_the_usual_ones_do_not_fit() -> None:
     """And a refusal names what the smallest need."""
     x, row = latent("ltx", 9), Row("decode")
