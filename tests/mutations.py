@@ -1086,6 +1086,31 @@ VAES = (
         ("streaming: a chunk's words are not kept", "        if isinstance(entry, str):", "        if False:"),
     ),
     *_of(
+        "host/streaming/windows.py",
+        "host/test_streaming.py",
+        (
+            "streaming: a decoder that needs the whole video is cut into windows",
+            "    return passes == 1\n",
+            "    return True\n",
+        ),
+    ),
+    *_of(
+        "host/video/tiny_chunks.py",
+        "host/test_streaming.py",
+        ("tiny: a memory block sees its own frame", "self.cache[at] = frame.clone()", "self.cache[at] = frame * 0"),
+        ("tiny: frames before the first are kept", "0 if self.done else model.frames_to_trim :", "0:"),
+    ),
+    *_of(
+        "vae/exact/running/carried.py",
+        "host/test_video.py host/test_streaming.py emulator/test_video_files.py",
+        ("carried: a piece goes before all of its rows came", "        if stop < end:\n            return None\n", ""),
+        (
+            "carried: nothing waits for what leaves",
+            "            self.parking.left(self.on_their_way.pop())",
+            "            self.on_their_way.pop()",
+        ),
+    ),
+    *_of(
         "host/streaming/strips.py",
         "host/test_streaming.py",
         (
