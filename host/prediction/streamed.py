@@ -69,8 +69,9 @@ def predict_to_file(vae: Any, latent: Tensor, card: Card, vram_budget_gb: float)
         room = vram_budget_gb * GB if vram_budget_gb else card.seen - card.reserved
         if found is not None and found.weights + found.activations <= room:
             return CodingPrediction(found, "in the module's own chunks, to a file")
-    settings = VAESettings(method="auto", vram_budget_gb=vram_budget_gb)
-    coding = Coding(low_memory_vae(vae, settings), one)
+    in_chunks = latent.ndim == 5 and chunks_of(vae.first_stage_model, Direction.DECODE) is not None
+    settings = VAESettings(method="exact" if in_chunks else "auto", vram_budget_gb=vram_budget_gb)
+    coding = Coding(low_memory_vae(vae, settings), one, file_budget_gb=vram_budget_gb)
     found_way = predict_coding(coding, card)
     if "feathered" in found_way.method:  # which this node never takes
         exact = low_memory_vae(vae, replace(settings, method="exact"))

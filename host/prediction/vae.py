@@ -151,7 +151,8 @@ class _StandIn:
             return f"core's tiles, {coding.tiles}", self._call(f"{coding.work}_tiled", x, **coding.tiles), None
         coder = Coder(Encode(self.vae) if coding.encodes else Decode(self.vae, {}), self.workspaces)
         x = coder.geometry.prepare(x)
-        return coder.by_method(x, Row(coding.work), _Foretold(coder, self.followed, coding.follow))
+        to_file = coding.file_budget_gb is not None
+        return coder.by_method(x, Row(coding.work), _Foretold(coder, self.followed, coding.follow, to_file))
 
     def _call(self, name: str, x: Tensor, **options: Any) -> Callable[[LiveBytes], Any]:
         return self.followed(lambda: getattr(self.vae, name)(x, **options))
@@ -197,11 +198,13 @@ class _Foretold:
         coder: of a VAE without data.
         followed: makes such a function of a call.
         follow: as of :class:`Coding`.
+        to_file: frames are handed on; where the host has chunks of them, strips are of these from the start.
     """
 
     coder: Coder
     followed: Callable[[Callable[[], Any]], Callable[[LiveBytes], Any]]
     follow: bool
+    to_file: bool = False
 
     def in_one_piece(self, x: Tensor, whole: TilePlan, row: Row) -> Way:
         """The module itself on the first slice."""
@@ -214,6 +217,8 @@ class _Foretold:
         geometry, strips = self.coder.geometry, self.coder.strips
         first = x[: geometry.slice_step(x)]
         exact = strips.exact_pass(x, row)
+        if self.to_file and exact.chunks is not None:
+            exact.along = "chunks"
         planned = _Planned(exact.plan(lambda run: geometry.recorded(run, first)) + strips.gathered_bytes(x))
         # A narrower store looks at its data; beside several slices there is what they gather.
         if not self.follow or exact.store is not None or first.shape[0] < x.shape[0]:

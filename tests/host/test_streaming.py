@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import comfy.sd
+import comfy.utils
 import pytest
 import torch
 from torch import Tensor
 
 from headroom.host.core.device import GB
+from headroom.host.prediction.streamed import predict_handed_on, predict_to_file
 from headroom.host.streaming import host_chunks
 from headroom.host.streaming.choice import Decoding
 from headroom.host.streaming.source import FrameSource, State
 from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.host.video.along import OUTSIDE
 from headroom.memory import Row
-from headroom.memory.prediction import LiveBytes
+from headroom.memory.prediction import LiveBytes, named_card
+from headroom.vae import Direction
 
 from ..nightly import NIGHTLY, grid
 from .autoencoders import AUTOENCODERS
 from .families import psnr
+from .full_size import write_all
 
 OWN_WAY = {"seedvr2", "minimax"}  # with tiles of their own
 CHUNKED = ["wan21", "wan21_rgba", "wan22"]
@@ -267,3 +273,18 @@ def test_memory_that_runs_out_is_told_of_and_the_rest_comes_in_strips() -> None:
 def test_a_vae_with_tiles_of_its_own_says_what_to_use(name: str) -> None:
     with pytest.raises(ValueError, match="use VAE Decode and Save Video"):
         decoding(name, latent(name, 3))
+
+
+def test_wan_in_its_real_size_does_with_a_third_of_what_a_chunk_needs(tmp_path: Path) -> None:
+    """832 x 480 in bfloat16 on a card, by the plan: the module takes 2.96 GB beside its weights."""
+    write_all(tmp_path, ["full_wan_vae.safetensors"])
+    vae = comfy.sd.VAE(sd=comfy.utils.load_torch_file(str(next(tmp_path.rglob("full_wan_vae*")))))
+    vae.vae_dtype = torch.bfloat16
+    vae.first_stage_model.to(torch.bfloat16)
+    x, card = torch.zeros(1, 16, 21, 60, 104), named_card("sm86", 8.0)
+    whole = predict_handed_on(vae, x, Direction.DECODE, card)
+    assert whole is not None
+    assert whole.activations / GB == pytest.approx(2.96, abs=0.01)
+    found = predict_to_file(vae, x, card, 1.0)
+    assert found.prediction.peak <= GB
+    assert found.prediction.activations < whole.activations / 3

@@ -170,7 +170,8 @@ class ChunkedRun(ExactRun):
         with self.recorder:
             nodes = _nodes(step(self.recorder.leaf(x)))
             self.recorder.flush()
-        alive = list(self.recorder.live)
+        # In the order of their recording, which is the next chunk's too: chunks that are alike have one plan.
+        alive = sorted(self.recorder.live, key=lambda recorded: recorded.node.order)
         keep = {recorded.node: None for recorded in alive if not self._stays(recorded.node)}
         outs = [self._result(node) for node in nodes]
         if self.outside:

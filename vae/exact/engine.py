@@ -112,6 +112,7 @@ class ExactRun:
         self.figures, self.new = figures, new
         self.remains = Remains()
         self.report = Report()
+        self._refused: dict[Hashable, PlannedBefore] = {}  # what needs least, of computations that do not fit
         self._explained: list[str] = []
         # The recorder must not hold the run: the last map, copied weights and the input are to go when the run goes.
         own = weakref.proxy(self)
@@ -227,11 +228,13 @@ class ExactRun:
         key = (planner.signature(), self.budget, self.store, self.rows)
         if key in self.plans:
             return self._explain(planner.again(self.plans[key]), is_new=False)
-        schedule, fits = search.run()
-        self._explain(schedule)
+        refused = self._refused.get(key)
+        schedule, fits = search.run() if refused is None else (planner.again(refused), False)
+        self._explain(schedule, is_new=refused is None)
         if not fits:
+            self._refused[key] = planner.remember(schedule.choice)
             self._too_large(schedule)
-            return schedule  # and not remembered: a later run would take it for one that fits
+            return schedule  # and not among the plans: a later run would take it for one that fits
         self.plans[key] = planner.remember(schedule.choice)
         return schedule
 
