@@ -115,8 +115,10 @@ def test_segments_come_in_the_cards_pages(card: Card) -> None:
 
 class TestCap:
     def test_an_error_that_can_be_caught_and_leaves_nothing(self, card: Card) -> None:
-        before = card.allocated  # what earlier tests and libraries keep for good
-        card.set(vram_mb=512 + -(-before // MB))
+        torch.cuda.empty_cache()
+        before = card.allocated
+        free, total = torch.cuda.mem_get_info()
+        card.set(vram_mb=512 + -(-(total - free) // MB))  # beside what earlier tests and libraries keep for good
         kept = [torch.empty(64 * MB, dtype=torch.uint8, device="cuda") for _ in range(8)]
         with pytest.raises(torch.OutOfMemoryError, match="out of memory"):
             torch.empty(64 * MB, dtype=torch.uint8, device="cuda")
