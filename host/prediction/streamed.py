@@ -11,6 +11,7 @@ from ...memory.prediction import Card, Prediction
 from ...vae import Direction
 from ...vae.exact.chunked import ALIKE
 from ..core.device import GB
+from ..measure.calibrated import workspaces_for
 from ..vae.settings import VAESettings
 from ..vae.wrapper import low_memory_vae
 from ..video.chunks import Chunks
@@ -72,8 +73,8 @@ def predict_to_file(vae: Any, latent: Tensor, card: Card, vram_budget_gb: float)
     in_chunks = latent.ndim == 5 and chunks_of(vae.first_stage_model, Direction.DECODE) is not None
     settings = VAESettings(method="exact" if in_chunks else "auto", vram_budget_gb=vram_budget_gb)
     coding = Coding(low_memory_vae(vae, settings), one, file_budget_gb=vram_budget_gb)
-    found_way = predict_coding(coding, card)
+    found_way = predict_coding(coding, card, workspaces_for(card))
     if "feathered" in found_way.method:  # which this node never takes
         exact = low_memory_vae(vae, replace(settings, method="exact"))
-        found_way = predict_coding(replace(coding, vae=exact), card)
+        found_way = predict_coding(replace(coding, vae=exact), card, workspaces_for(card))
     return replace(found_way, method=f"{found_way.method}, to a file")

@@ -34,6 +34,7 @@ from ..vae.coding import Coder
 from ..vae.directions import Decode, Encode
 from ..vae.geometry import Geometry
 from ..vae.wrapper import LowMemoryVAE, is_tileable
+from ..video.along import hand_on
 from .host_answers import answering, card_answers, free_memory_answer, replaced
 
 
@@ -219,6 +220,8 @@ class _Foretold:
         exact = strips.exact_pass(x, row)
         if self.to_file and exact.chunks is not None:
             exact.along = "chunks"
+            peak = exact.plan(lambda run: hand_on(run, geometry.vae, x))
+            return "exact, in strips", lambda tracker: None, _Planned(peak)
         planned = _Planned(exact.plan(lambda run: geometry.recorded(run, first)) + strips.gathered_bytes(x))
         # A narrower store looks at its data; beside several slices there is what they gather.
         if not self.follow or exact.store is not None or first.shape[0] < x.shape[0]:

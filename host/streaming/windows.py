@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, nullcontext
 from torch import Tensor
 
 from ...memory import Row
-from ...vae.exact import DoesNotFit, ExactRun
+from ...vae.exact import DoesNotFit, ExactRun, UnbrokenRun
 from ..vae.coding import Coder
 from ..vae.room import NotExact
 from ..vae.strips import ExactPass
@@ -34,20 +34,25 @@ def windows_of(coder: Coder, latent: Tensor, row: Row) -> ExactPass:
 
 def are_followed(coder: Coder, latent: Tensor, row: Row) -> bool:
     """Whether windows hold nothing but their own frames and those that the next ones need, and fit: for a decoder whose
-    norms and attention keep to single frames."""
+    norms and attention keep to single frames. Nothing is computed."""
     exact, passes = windows_of(coder, latent, row), 0
 
     def code(run: ExactRun) -> Tensor:
         nonlocal passes
-        run.stream(lambda frames: None, exact.vae.first_stage_model.decode, _on_device(exact, latent))
+        run.stream(lambda frames: None, exact.vae.first_stage_model.decode, _on_device(exact, latent, run))
         passes = run.report.passes
         return latent
 
-    try:
-        exact.plan(code)
-    except (NotExact, DoesNotFit):
-        return False
-    return passes == 1
+    for frames in (WINDOW, 0):
+        exact.frames = frames
+        try:
+            exact.without_data(code, UnbrokenRun)
+            return passes == 1
+        except NotExact:
+            return False
+        except DoesNotFit:
+            continue
+    return False
 
 
 def in_windows(
@@ -73,11 +78,15 @@ def in_windows(
     def code(run: ExactRun) -> Tensor:
         onward.begin(0)
         with around():
-            run.stream(onward.take, module, _on_device(exact, latent))
+            run.stream(onward.take, module, _on_device(exact, latent, run))
         return latent
 
     run_strips(coder, exact, code, latent, row)
 
 
-def _on_device(exact: ExactPass, latent: Tensor) -> Tensor:
-    return latent.to(device=exact.vae.device, dtype=exact.vae.vae_dtype)
+def _on_device(exact: ExactPass, latent: Tensor, run: ExactRun) -> Tensor:
+    """All of the latent; a copy counts in the run's budget."""
+    x = latent.to(device=exact.vae.device, dtype=exact.vae.vae_dtype)
+    if x is not latent:
+        run.beside = [*run.beside, x.nbytes]
+    return x

@@ -196,10 +196,11 @@ class ExactPass:
             DoesNotFit: none fits; with the least of all, and what is gathered.
         """
         least, was = error.least, self.along
-        for way in others(was, self.chunks is not None, bool(self._figures().link)) if self.has_frames else ():
+        has_chunks, link = self.chunks is not None, self._figures().link
+        for way in others(was, has_chunks, self.vae.device, link) if self.has_frames else ():
             self.along = way
             try:
-                self._without_data(call, UnbrokenRun)
+                self.without_data(call, UnbrokenRun)
                 return
             except DoesNotFit as other:
                 least = min(least, other.least)
@@ -226,10 +227,10 @@ class ExactPass:
             NotExact, DoesNotFit: as for :meth:`run`.
         """
         try:
-            return self._without_data(call, PlannedRun).report.peak
+            return self.without_data(call, PlannedRun).report.peak
         except DoesNotFit as error:
             self._turn_to_frames(call, error)
-            return self._without_data(call, PlannedRun).report.peak
+            return self.without_data(call, PlannedRun).report.peak
 
     def follow(self, call: Callable[[ExactRun], Tensor]) -> int | None:
         """Goes through the passes that take most, for a tracker to see.
@@ -238,9 +239,9 @@ class ExactPass:
             The highest planned peak of the passes that were left out: a tracker that saw as much saw the highest. None
             where there are too many.
         """
-        return None if is_chunked(self.along) else self._without_data(call, FollowedRun).left
+        return None if is_chunked(self.along) else self.without_data(call, FollowedRun).left
 
-    def _without_data(self, call: Callable[[ExactRun], Tensor], kind: type[Run]) -> Run:
+    def without_data(self, call: Callable[[ExactRun], Tensor], kind: type[Run]) -> Run:
         run: Run = self._prepared(self.budget, lambda done, out: None, kind)
         try:
             call(run)

@@ -6,6 +6,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from ...memory.accelerator import has_own_memory
 from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks, PlannedRun
 from .chunks import Chunks
 
@@ -20,17 +24,17 @@ ALONG = {
 }
 
 
-def others(along: str, has_chunks: bool, has_link: bool) -> Iterator[str]:
+def others(along: str, has_chunks: bool, device: torch.device, link: float) -> Iterator[str]:
     """Ways that may need less of the device than this one, as they are tried.
 
     Args:
         along: of :data:`ALONG`.
         has_chunks: the host itself runs such a video in chunks.
-        has_link: the device has memory of its own, with a link to the host's.
+        link: bytes a second between the host's memory and the device, which needs some of its own; 0: unknown.
     """
     if along == "rows" and has_chunks:
         yield "chunks"
-    if along in ("rows", "chunks") and has_chunks and has_link:
+    if along in ("rows", "chunks") and has_chunks and link and has_own_memory(device):
         yield OUTSIDE
     if along == "rows":
         yield "frames"
@@ -48,3 +52,18 @@ def maker_of(kind: type[ExactRun], chunks: type[Chunks] | None, model: Any, alon
     assert chunks is not None, "a way by chunks is only for what has some"
     made = PlannedChunks if issubclass(kind, PlannedRun) else ChunkedRun
     return partial(made, partial(chunks, model), outside=along == OUTSIDE)
+
+
+def hand_on(run: ExactRun, vae: Any, latent: Tensor) -> Tensor:
+    """A video by a run of chunks, which are brought to the device one by one, and whose frames are kept nowhere.
+
+    Args:
+        latent: (1, C, T, h, w), prepared.
+
+    Returns:
+        The latent: there is no result.
+    """
+    assert isinstance(run, ChunkedRun)
+    run.bring = lambda part: part.to(device=vae.device, dtype=vae.vae_dtype)
+    run.stream(lambda frames: None, vae.first_stage_model.decode, latent)
+    return latent

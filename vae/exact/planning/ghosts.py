@@ -99,6 +99,11 @@ class GhostMemory(Memory):
         super().__init__(device)
         self.figures, self.meter = figures, Meter(figures)
 
+    @property
+    def strips(self) -> int:
+        """How many strips the one that runs stands for."""
+        return self.meter.strips
+
     def elsewhere(self, node: Node, rows: int) -> Ghost:
         """A part of a tensor that its owner counts."""
         return Ghost(None, node.row_bytes * rows, rows)

@@ -79,7 +79,7 @@ class Shaped:
 
 #: A video's modules call the same functions of the same shapes again and again; a call without data takes a
 #: millisecond, and each operation two.
-_found: OrderedDict[Hashable, Shaped | None] = OrderedDict()  # the oldest goes first
+_found: OrderedDict[Hashable, Shaped] = OrderedDict()  # the oldest goes first
 MOST_FOUND = 4096
 
 
@@ -88,14 +88,15 @@ def _remembered(op: RowByRow, sources: Sequence[Node]) -> Shaped | None:
         return _find(op, sources)  # as good as new each time
     maps = tuple((node.shape, node.dtype, node.rows) for node in sources)
     try:
-        key = (op.function, maps, described(op.args), described(tuple(op.kwargs.items())))
+        given = described(op.args), described(tuple(op.kwargs.items()))
     except TypeError:
         return _find(op, sources)
-    if key in _found:
-        return _found[key]
-    found = _found[key] = _find(op, sources)
-    while len(_found) > MOST_FOUND:
-        _found.popitem(last=False)
+    key = (op.function, maps, given, torch.get_default_dtype())
+    found = _found.get(key)
+    if found is None and (found := _find(op, sources)) is not None:  # what could not be found is tried again
+        _found[key] = found
+        if len(_found) > MOST_FOUND:
+            _found.popitem(last=False)
     return found
 
 
@@ -106,7 +107,7 @@ def described(tree: Any) -> Hashable:
         TypeError: arguments that cannot be told apart.
     """
     if isinstance(tree, Tensor):
-        return ("tensor", tuple(tree.shape), tree.stride(), tree.dtype)
+        return (type(tree), tuple(tree.shape), tree.stride(), tree.dtype)
     if isinstance(tree, (list, tuple)):
         return (type(tree), *(described(item) for item in tree))
     if isinstance(tree, slice):

@@ -66,7 +66,7 @@ class Carried(Parked):
         return piece
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, Any]]:
-        ahead = stop + (stop - start)  # as much again is fetched for the next strip
+        ahead = stop + (stop - start) // self.kernels.strips  # as much again is fetched for the next strip
         for first, end, ticket in self.parts:
             if end > start and first < ahead:
                 self._near(first, ticket)

@@ -20,6 +20,11 @@ from .moments import Moments
 class Kernels(Memory):
     """On tensors."""
 
+    @property
+    def strips(self) -> int:
+        """How many strips the one that runs stands for: more than one only where they are counted."""
+        return 1
+
     def copy(self, into: Any, slab: Any) -> None:
         """Copies a slab into another one."""
         into.copy_(slab)

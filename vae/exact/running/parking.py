@@ -55,7 +55,7 @@ class Parking:
         makes = getattr(self.module, "Stream", None) if hasattr(self.module, "current_stream") else None
         self.out: Any = makes and makes(device=device)
         self.back: Any = makes and makes(device=device)
-        self.vacant: list[Ticket] = []
+        self.vacant: dict[tuple[torch.Size, torch.dtype], list[Ticket]] = {}
 
     def put(self, slab: Tensor) -> Ticket:
         """A slab that is in host memory already."""
@@ -113,7 +113,7 @@ class Parking:
     def give_up(self, ticket: Ticket) -> None:
         """Its host memory may hold another slab."""
         self.left(ticket)
-        self.vacant.append(ticket)
+        self.vacant.setdefault((ticket.memory.shape, ticket.memory.dtype), []).append(ticket)
 
     def close(self) -> None:
         """The computation goes on when nothing is on its way any more."""
@@ -123,10 +123,10 @@ class Parking:
         self.vacant.clear()
 
     def _vacancy(self, slab: Tensor) -> Ticket:
-        for place, ticket in enumerate(self.vacant):
-            if ticket.memory.shape == slab.shape and ticket.memory.dtype == slab.dtype:
-                free = self.vacant.pop(place)
-                return Ticket(free.memory, None, free.written, free.free)
+        alike = self.vacant.get((slab.shape, slab.dtype))
+        if alike:
+            free = alike.pop(0)
+            return Ticket(free.memory, None, free.written, free.free)
         return Ticket(_locked(slab), None, None)
 
     def _current(self) -> Any:
