@@ -36,8 +36,7 @@ class TinyDecode(Chunks):
     def compute(self, x: Tensor) -> Sequence[Tensor]:
         model = self.model
         made = list(self._through(model.process_in(x).movedim(2, 1)[0], 0))
-        frames = torch.stack(made[0 if self.done else model.frames_to_trim :], 2)
-        return [frames]
+        return [torch.stack(made[0 if self.done else model.frames_to_trim :], 2)]
 
     def _through(self, frame: Tensor, place: int) -> Iterator[Tensor]:
         """The frames (1, C, h, w) that one gives from a block on, each by itself and to the end before the next one."""

@@ -180,7 +180,7 @@ class _Encoding:
         for x in self._prepared(chunks):
             pieces = chunks.step(x.to(self.vae.device))
             parts += [piece.to(self.vae.output_device, torch.float32) for piece in pieces]
-        row.lines.append("exact: in the host's own chunks, by the VAE's own module: the host's result bit for bit")
+        row.lines.append(f"exact: {chunks.by_module}")
         return torch.cat(parts, 2).to(self.vae.vae_output_dtype())
 
     def _in_strips(self, kind: type[Chunks], row: Row) -> Tensor:

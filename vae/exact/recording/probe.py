@@ -15,6 +15,7 @@ from ..operations.graph import Node, Rows
 from ..operations.row_by_row import Placeholder, RowByRow
 from .record import Recorded
 
+# Arguments that are equal where they have the same type and value.
 PLAIN = (bool, int, float, str, Placeholder, torch.dtype, torch.device, torch.memory_format)
 
 
@@ -88,7 +89,7 @@ def _remembered(op: RowByRow, sources: Sequence[Node]) -> Shaped | None:
         return _find(op, sources)  # as good as new each time
     maps = tuple((node.shape, node.dtype, node.rows) for node in sources)
     try:
-        given = described(op.args), described(tuple(op.kwargs.items()))
+        given = _described(op.args), _described(tuple(op.kwargs.items()))
     except TypeError:
         return _find(op, sources)
     key = (op.function, maps, given, torch.get_default_dtype())
@@ -100,7 +101,7 @@ def _remembered(op: RowByRow, sources: Sequence[Node]) -> Shaped | None:
     return found
 
 
-def described(tree: Any) -> Hashable:
+def _described(tree: Any) -> Hashable:
     """Equal for arguments with which a function gives results of equal shapes and dtypes.
 
     Raises:
@@ -109,12 +110,10 @@ def described(tree: Any) -> Hashable:
     if isinstance(tree, Tensor):
         return (type(tree), tuple(tree.shape), tree.stride(), tree.dtype)
     if isinstance(tree, (list, tuple)):
-        return (type(tree), *(described(item) for item in tree))
+        return (type(tree), *(_described(item) for item in tree))
     if isinstance(tree, slice):
-        return (slice, described(tree.start), described(tree.stop), described(tree.step))
-    if tree is None or isinstance(
-        tree, (bool, int, float, str, Placeholder, torch.dtype, torch.device, torch.memory_format)
-    ):
+        return (slice, _described(tree.start), _described(tree.stop), _described(tree.step))
+    if tree is None or isinstance(tree, PLAIN):
         return (type(tree), tree)  # 1, 1.0 and True are equal
     raise TypeError(f"a {type(tree).__name__}")
 

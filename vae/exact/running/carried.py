@@ -98,7 +98,7 @@ class Carried(Parked):
 
     def lay(self, layout: tuple[tuple[int, int], ...]) -> None:
         """Pieces without data, as a plan leaves them."""
-        self.parts: list[tuple[int, int, Any]] = [(first, stop, None) for first, stop in layout]
+        self.parts = [(first, stop, None) for first, stop in layout]
 
     def gathered(self) -> Tensor:
         """The whole map in host memory, once it is there."""
