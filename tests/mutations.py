@@ -1080,8 +1080,8 @@ VAES = (
         "host/test_streaming.py host/test_video_files.py",
         (
             "streaming: the module's cache is not put back",
-            "                chunks.cache[place] = bytes(value.tolist()).decode() if word else put(value)\n",
-            "",
+            "            chunks.keep(",
+            "            dict(",
         ),
         ("streaming: a chunk's words are not kept", "        if isinstance(entry, str):", "        if False:"),
     ),
@@ -1172,7 +1172,37 @@ VAES = (
         ),
     ),
     *_of(
-        "host/video/chunks.py",
+        "host/video/hunyuan_chunks.py",
+        "host/test_video.py host/test_streaming.py",
+        (
+            "chunks: Hunyuan's convolutions see nothing of the frames before",
+            "        found = list(self.cache or ()) if self.done else None\n",
+            "        found = None\n",
+        ),
+        ("chunks: Hunyuan 1.0 lacks its last convolution but one", "self.model.quant_conv(self.end(x))", "self.end(x)"),
+    ),
+    *_of(
+        "host/video/cogvideo_chunks.py",
+        "host/test_video.py host/test_streaming.py",
+        ("chunks: CogVideoX begins with eight frames", "range(frames % step, frames, step)", "range(0, frames, step)"),
+        ("chunks: CogVideoX lengthens the first frame too", "    if frames > 1 and frames % 2:\n", "    if False:\n"),
+    ),
+    *_of(
+        "vae/exact/running/all_frames.py",
+        "host/test_video.py",
+        ("chunks: each is put where the first was", "        self.done += frames\n", "        self.done = frames\n"),
+    ),
+    *_of(
+        "vae/exact/planned_chunks.py",
+        "host/test_streaming.py host/test_video.py",
+        (
+            "chunks: what sees all frames is never cut along them",
+            "        for place in PLACES.values():\n",
+            "        for place in (1,):\n",
+        ),
+    ),
+    *_of(
+        "host/video/wan_chunks.py",
         "host/test_video.py",
         (
             "chunks: the first of Wan 2.2 is not told to be one",
@@ -1190,13 +1220,13 @@ VAES = (
         "host/test_exact_vae.py host/test_low_memory_vae.py emulator/test_strips.py",
         (
             "strips: float16 store ignored",
-            'torch.float16 if settings.store == "float16" and dtype.itemsize > 2 else None',
+            'torch.float16 if geometry.settings.store == "float16" and dtype.itemsize > 2 else None',
             "None",
         ),
         (
             "strips: results of a batch left out of the budget",
-            "budget = self.room.for_work() - gathered",
-            "budget = self.room.for_work()",
+            "            self.room.for_work() - gathered,\n",
+            "            self.room.for_work(),\n",
         ),
     ),
     *_of(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...memory.prediction import Card, Prediction
@@ -14,7 +15,7 @@ from ..core.device import GB
 from ..measure.calibrated import workspaces_for
 from ..vae.settings import VAESettings
 from ..vae.wrapper import low_memory_vae
-from ..video.chunks import Chunks
+from ..video.chunks import Chunks, head_of
 from ..video.families import chunks_of
 from ..video.sink import Sink
 from .vae import Coding, CodingPrediction, predict_coding, predict_work
@@ -42,11 +43,23 @@ def predict_handed_on(vae: Any, x: Tensor, direction: Direction, card: Card) -> 
 
 
 def _first_chunks(kind: type[Chunks], module: Any, x: Tensor) -> None:
-    """After these chunks are alike."""
+    """After these chunks are alike; what is computed of all frames lies in a file meanwhile."""
     chunks = kind(module, x.shape[2])
+    parts = head_of(chunks, x, lambda x: x, _placeholder)
+    given: Tensor | None = None
     for start, stop in chunks.borders[:ALIKE]:
-        for piece in chunks.step(x[:, :, start:stop].clone()):
+        of_chunk = [part[:, :, start:stop] for part in parts]
+        brought = (part.to(x.device) if chunks.has_head else part.clone() for part in of_chunk)
+        for piece in chunks.step(*brought):
+            given = piece.new_empty(()).expand(*piece.shape[:2], chunks.given, *piece.shape[3:])
             del piece
+    if chunks.has_tail and given is not None:
+        chunks.tail(given.clone() if x.device.type != "cpu" else given)
+
+
+def _placeholder(x: Tensor) -> Tensor:
+    """Of the same shape in host memory, without taking any."""
+    return torch.empty((), dtype=x.dtype).expand(x.shape)
 
 
 def _drop(frames: Tensor) -> None:

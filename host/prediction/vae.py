@@ -219,7 +219,7 @@ class _Foretold:
         first = x[: geometry.slice_step(x)]
         exact = strips.exact_pass(x, row)
         if self.to_file and exact.chunks is not None:
-            exact.along = "chunks"
+            exact.along, exact.hold, exact.handed_on = "chunks", geometry.hold, True
             peak = exact.plan(lambda run: hand_on(run, geometry.vae, x))
             return "exact, in strips", lambda tracker: None, _Planned(peak)
         planned = _Planned(exact.plan(lambda run: geometry.recorded(run, first)) + strips.gathered_bytes(x))

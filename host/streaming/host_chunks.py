@@ -14,7 +14,7 @@ from torch import Tensor
 from ...memory import Row
 from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks, kept_of
 from ..vae.coding import Coder
-from ..video.chunks import Chunks
+from ..video.chunks import Chunks, head_of
 from .source import Border, Onward, State, Take
 from .strips import fits_as_module, run_strips
 
@@ -52,12 +52,11 @@ class HostChunks:
         chunks.done = next(
             (number for number, start in enumerate(starts) if start and chunks.frames_of(start) == done), 0
         )
-        if chunks.cache is not None and chunks.done:
+        if chunks.done:
             assert put is not None
-            for name, value in (state or {}).items():
-                word = name.endswith(TEXT)
-                place = int(name.removesuffix(TEXT))
-                chunks.cache[place] = bytes(value.tolist()).decode() if word else put(value)
+            words = {name: bytes(value.tolist()).decode() for name, value in (state or {}).items() if _is_word(name)}
+            kept = {name: put(value) for name, value in (state or {}).items() if not _is_word(name)}
+            chunks.keep({**kept, **{name.removesuffix(TEXT): word for name, word in words.items()}})
         return chunks
 
     def lower(self) -> bool:
@@ -78,12 +77,16 @@ class HostChunks:
     def _to_device(self, part: Tensor) -> Tensor:
         return part.to(device=self.vae.device, dtype=self.vae.vae_dtype)
 
+    def _aside(self, x: Tensor) -> Tensor:
+        return self.coder.geometry.hold(x.shape, x.dtype).copy_(x)
+
     def _by_module(self, onward: Onward, at: int, state: State) -> None:
         onward.begin(at)
         chunks = self._begun(at, state, self._to_device)
+        parts = head_of(chunks, self.latent, self._to_device, self._aside)
         for start, stop in chunks.borders[chunks.done :]:
             model_management.throw_exception_if_processing_interrupted()
-            for piece in chunks.step(self._to_device(self.latent[:, :, start:stop])):
+            for piece in chunks.step(*(self._to_device(part[:, :, start:stop]) for part in parts)):
                 onward.take(piece)
                 del piece  # else it lives until the next chunk is computed
             onward.border(partial(_saved, chunks))
@@ -92,7 +95,7 @@ class HostChunks:
     def _in_strips(self, onward: Onward, at: int, state: State) -> None:
         self.coder.room.make(0)
         exact = self.coder.strips.exact_pass(self.latent, self.row)
-        exact.along, exact.chunks = FIRST, self.chunks_of
+        exact.along, exact.chunks, exact.handed_on = FIRST, self.chunks_of, True
 
         def code(run: ExactRun) -> Tensor:
             assert isinstance(run, ChunkedRun)
@@ -108,12 +111,16 @@ class HostChunks:
 
 
 def _saved(chunks: Any) -> State:
-    """The places of a cache that hold something, in host memory."""
+    """What is kept at a border, in host memory."""
     state: State = {}
-    for place, entry in enumerate(chunks.cache or ()):
+    for place, entry in chunks.kept().items():
         if isinstance(entry, str):
             state[f"{place}{TEXT}"] = torch.tensor(list(entry.encode()), dtype=torch.uint8)
-        elif entry is not None:
+        else:
             held = kept_of(entry.node) if hasattr(entry, "node") else entry
-            state[str(place)] = held.detach().cpu().contiguous()
+            state[place] = held.detach().cpu().contiguous()
     return state
+
+
+def _is_word(name: str) -> bool:
+    return name.endswith(TEXT)

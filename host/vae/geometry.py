@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
+import folder_paths
 import torch
 from torch import Tensor
 
+from ...memory.on_disk import on_disk
 from ...vae import Direction
 from ...vae.exact import ExactRun
 from .preview import PassPreview, Watch
@@ -28,6 +31,8 @@ class Geometry:
         spatial: pixels of a cell, along rows and columns.
         estimate: the host's own: shape of an input, dtype of the module -> bytes.
         watch: (tiles or slices of all work) -> what tells of it while it runs.
+        holds_on_disk: what is computed of all frames of a video, but is no result, lies in a file of the host's temp
+            folder.
     """
 
     direction: Direction
@@ -38,6 +43,7 @@ class Geometry:
         # The host writes an int for images and (frames of n cells, rows, columns) for video.
         self.spatial = int(ratio[-1]) if isinstance(ratio, (tuple, list)) else int(ratio)
         self.estimate = estimate
+        self.holds_on_disk = self.settings.frames_on_disk
         self.watch: Callable[[int], Watch] = lambda total: PassPreview(vae, total, self.direction)
 
     def prepare(self, x: Tensor) -> Tensor:
@@ -83,6 +89,11 @@ class Geometry:
     def result(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Zeros for the gathered result (B, C, [T,] H, W): the picture so far is shown while it is made."""
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
+
+    @staticmethod
+    def hold(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Room in a file for a map of all frames. Raises DiskTooSmall."""
+        return on_disk(Path(folder_paths.get_temp_directory()) / "headroom", shape)
 
     def slice_step(self, x: Tensor) -> int:
         """Images computed together. Stable Video Diffusion's decoder takes the batch as time: all of it."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -34,7 +33,7 @@ from ..attention.in_vae import attend
 from ..core.compat import is_out_of_memory
 from ..measure.calibrated import in_strips, workspaces_on
 from ..measure.runs import notice
-from ..video.along import ALONG, is_chunked, maker_of, others
+from ..video.along import Hold, described, first_way, is_chunked, maker_of, others
 from ..video.chunks import Chunks
 from ..video.families import chunks_of
 from .geometry import Geometry
@@ -72,16 +71,25 @@ class StripCoder:
 
     def exact_pass(self, x: Tensor, row: Row) -> ExactPass:
         """What the slices of a batch share, with what their results leave of the budget."""
-        settings, dtype = self.geometry.settings, self.vae.vae_dtype
-        store = torch.float16 if settings.store == "float16" and dtype.itemsize > 2 else None
+        geometry, dtype = self.geometry, self.vae.vae_dtype
         gathered = self.gathered_bytes(x)
-        budget = self.room.for_work() - gathered
-        one_video = x.ndim == 5 and x.shape[2] > 1 and min(x.shape[0], self.geometry.slice_step(x)) == 1
-        chunks = chunks_of(self.vae.first_stage_model, self.geometry.direction) if one_video else None
-        workspace = in_strips(workspaces_on(self.vae.device) if self.workspaces is None else self.workspaces)
-        of_kind = one_video, chunks, workspace, self.geometry.result
-        rows = self.geometry.strip_rows()
-        return ExactPass(self.vae, budget, store, rows, row, self.room.make, gathered, *of_kind)
+        one_video = x.ndim == 5 and x.shape[2] > 1 and min(x.shape[0], geometry.slice_step(x)) == 1
+        chunks = chunks_of(self.vae.first_stage_model, geometry.direction) if one_video else None
+        return ExactPass(
+            self.vae,
+            self.room.for_work() - gathered,
+            torch.float16 if geometry.settings.store == "float16" and dtype.itemsize > 2 else None,
+            geometry.strip_rows(),
+            row,
+            self.room.make,
+            gathered,
+            one_video,
+            chunks,
+            in_strips(workspaces_on(self.vae.device) if self.workspaces is None else self.workspaces),
+            geometry.result,
+            geometry.hold if geometry.holds_on_disk else None,
+            along=first_way(chunks),
+        )
 
     def gathered_bytes(self, x: Tensor) -> int:
         """Bytes that the results of all slices take on the VAE's device. A single slice's is counted by the engine."""
@@ -120,8 +128,10 @@ class ExactPass:
         chunks: in which the host itself would run such a video, with a cache between them.
         workspace: what convolutions hold inside on a CUDA card.
         new: makes what the result is gathered in.
+        hold: makes room on disk for maps of all frames that are no result; None: they lie in memory.
         frames: of the result in a window, where it is cut along frames; 0 = by the budget.
-        along: what strips are cut along, see :data:`ALONG`.
+        along: what strips are cut along, see :data:`..video.along.ALONG`.
+        handed_on: frames are taken chunk by chunk as they come.
         plans: what was planned for a shape, so that an equal slice need not be planned again.
         report: of the last slice that ran.
         planned: peak of the last schedule, whether or not memory sufficed.
@@ -138,8 +148,10 @@ class ExactPass:
     chunks: type[Chunks] | None = None
     workspace: ConvolutionWorkspace = BY_RULE
     new: Callable[..., Tensor] = zeros
+    hold: Hold | None = None
     frames: int = 0
     along: str = "rows"
+    handed_on: bool = False
     plans: dict[Any, Any] = field(default_factory=dict)
     report: Report | None = None
     planned: float = float("inf")
@@ -196,8 +208,8 @@ class ExactPass:
             DoesNotFit: none fits; with the least of all, and what is gathered.
         """
         least, was = error.least, self.along
-        has_chunks, link = self.chunks is not None, self._figures().link
-        for way in others(was, has_chunks, self.vae.device, link) if self.has_frames else ():
+        of_kind = self.chunks, self.vae.device, self._figures().link, self.handed_on
+        for way in others(was, *of_kind) if self.has_frames else ():
             self.along = way
             try:
                 self.without_data(call, UnbrokenRun)
@@ -257,10 +269,10 @@ class ExactPass:
         on_strip: Callable[[float, Tensor | None], None],
         kind: type[Run] = ExactRun,  # type: ignore[assignment]
     ) -> Run:
-        return maker_of(kind, self.chunks, self.vae.first_stage_model, self.along)(
+        return maker_of(kind, self.chunks, self.vae.first_stage_model, self.along, self.hold)(
             budget,
             store=self.store,
-            rows={"rows": self.rows, "frames": self.frames}.get(self.along, 0),
+            rows=self.frames if self.along == "frames" else self.rows if self.along == first_way(self.chunks) else 0,
             along="frames" if self.along == "frames" else "rows",
             out_device=self.vae.output_device,
             out_dtype=torch.float32,
@@ -281,20 +293,6 @@ class ExactPass:
         self.planned = schedule.peak
         self.load(schedule.peak)
 
-    def describe(self) -> Iterator[str]:
+    def describe(self) -> Iterable[str]:
         """What ran, for the report."""
-        report = self.report
-        if report is None or not report.passes:
-            return
-        kind = "exact" if self.store is None else "near-exact, float16 store"
-        number = f"{report.strips} {ALONG[self.along]} in {report.passes} passes"
-        yield f"{kind}: {number}, planned peak {format_bytes(report.peak)}"
-        if report.done.recomputed:
-            yield f"{report.done.recomputed} maps computed again instead of stored"
-        if report.carried:
-            yield f"what the VAE keeps from chunk to chunk in host memory, {format_bytes(report.carried)}"
-        if report.host_peak:
-            yield f"stored maps in host memory, {format_bytes(report.host_peak)}"
-        if report.materialised:
-            named = ", ".join(f"{name} x{count}" for name, count in sorted(Counter(report.materialised).items()))
-            yield f"whole maps, beyond the plan, for: {named}"
+        return () if self.report is None else described(self.report, self.along, self.store)

@@ -80,6 +80,13 @@ def encode_from_file(vae: Any, frames: Frames, resizing: Resizing, vram_budget_g
         raise ValueError("vae: this VAE encodes sound, or in tiles of its own; use Get Video Components and VAE Encode")
     coder = Coder(Encode(low))
     coder.fallback.can_store = False
+    coder.geometry.holds_on_disk = True
+    width, height = resizing.size(frames.width, frames.height)
+    if min(width, height) < coder.geometry.spatial:
+        raise ValueError(
+            f"width, height: the frames would be {width} x {height}, smaller than the {coder.geometry.spatial} px that"
+            " this VAE needs; set larger ones, or 0 for the video's own"
+        )
     encoding = _Encoding(coder, frames, resizing)
     with measured("encode", low.device) as row, Following(row, low.device) as following, device_context(low.device):
         coder.room.aside = following.loading
@@ -175,19 +182,32 @@ class _Encoding:
         return torch.empty(1, 3, 1, *cropped[1:3]).expand(-1, -1, self.frames.count, -1, -1)
 
     def _in_chunks(self, kind: type[Chunks], row: Row) -> Tensor:
-        chunks = kind(self.vae.first_stage_model, self.frames.count)
+        chunks, vae = kind(self.vae.first_stage_model, self.frames.count), self.vae
         parts: list[Tensor] = []
+        gathered: Tensor | None = None
+        done = 0
         for x in self._prepared(chunks):
-            pieces = chunks.step(x.to(self.vae.device))
-            parts += [piece.to(self.vae.output_device, torch.float32) for piece in pieces]
+            for piece in chunks.step(x.to(vae.device)):
+                if not chunks.has_tail:
+                    parts.append(piece.to(vae.output_device, torch.float32))
+                    continue
+                if gathered is None:
+                    shape = (*piece.shape[:2], chunks.given, *piece.shape[3:])
+                    gathered = self.coder.geometry.hold(shape, piece.dtype)
+                gathered[:, :, done : done + piece.shape[2]] = piece
+                done += piece.shape[2]
+        if gathered is not None:
+            model_management.throw_exception_if_processing_interrupted()
+            out = chunks.tail(gathered.to(device=vae.device, dtype=vae.vae_dtype))
+            parts.append(out.to(vae.output_device, torch.float32))
         row.lines.append(f"exact: {chunks.by_module}")
-        return torch.cat(parts, 2).to(self.vae.vae_output_dtype())
+        return torch.cat(parts, 2).to(vae.vae_output_dtype())
 
     def _in_strips(self, kind: type[Chunks], row: Row) -> Tensor:
         self.coder.room.make(0)
         likeness = self._likeness()
         exact = self.coder.strips.exact_pass(likeness, row)
-        exact.along, exact.chunks = "chunks", kind
+        exact.along, exact.chunks, exact.handed_on = "chunks", kind, True
         parts: list[Tensor] = []
 
         def code(run: ExactRun) -> Tensor:

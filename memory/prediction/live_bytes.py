@@ -100,7 +100,7 @@ class LiveBytes(TorchDispatchMode):
             if key in self._known or inner.device.type != self.device_type:
                 continue
             size = -(-storage.nbytes() // self.granularity) * self.granularity
-            if size:
+            if size and not (self.has_data and storage.filename):  # what lies in a file takes no memory
                 self._known[key] = weakref.ref(storage, self._forget(key, size))
                 self.live += size
 

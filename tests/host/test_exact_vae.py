@@ -61,7 +61,7 @@ def last_lines() -> str:
 
 def strips_and_passes() -> tuple[int, int]:
     """Of the last run, by its report."""
-    found = re.search(r"exact(?:, float16 store)?: (\d+) strips in (\d+) passes", last_lines())
+    found = re.search(r"exact(?:, float16 store)?: (\d+) strips(?: of chunks of frames)? in (\d+) passes", last_lines())
     assert found, last_lines()
     return int(found[1]), int(found[2])
 

@@ -7,9 +7,10 @@ chosen (:mod:`.planning`), and the passes run strip by strip (:mod:`.running`). 
 Tiles that are blended are not here, but in :mod:`..feathered`.
 """
 
-from .chunked import ChunkedRun, PlannedChunks, kept_of
+from .chunked import ChunkedRun, kept_of
 from .engine import DoesNotFit, ExactRun
 from .planned import FollowedRun, PlannedRun, UnbrokenRun
+from .planned_chunks import PlannedChunks
 from .planning.schedule import Schedule
 from .recording.record import Recorded
 from .recording.value import CannotRecord

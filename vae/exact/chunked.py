@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .engine import DoesNotFit, ExactRun
+from .engine import PLACES, DoesNotFit, ExactRun
 from .operations.graph import Node
 from .operations.leaves import Held
-from .planned import PlannedRun
-from .planning.schedule import Schedule, SlabRows
+from .planning.schedule import SlabRows
+from .recording.chunk_by_chunk import ChunkByChunk
 from .recording.record import Recorded
 from .recording.value import CannotRecord, Value
-from .runner import Target
+from .runner import Target, into
+from .running.all_frames import AllFrames, in_memory
 from .running.carried import Carried, carried
 from .running.kernels import Kernels
 from .running.parking import Parking
@@ -23,28 +24,10 @@ from .running.parking import Parking
 # The first chunk finds no cache, the second a short one; Wan 2.1's encoder takes two of these for a latent frame, and
 # what it keeps has its full length after the sixth.
 ALIKE = 7
+ModulePart = Callable[..., Sequence[Tensor]]
+Share = tuple[float, float]
+PlaceOf = Callable[[Node], Tensor]
 LAST = 3  # plans that :meth:`ChunkedRun.explain` tells of
-
-
-class ChunkByChunk(Protocol):
-    """A video's way through a module, chunk by chunk.
-
-    Attributes:
-        borders: first frame and end of each chunk.
-        given: frames of the whole result.
-        done: chunks that are not to be run any more.
-    """
-
-    done: int
-
-    @property
-    def borders(self) -> Sequence[tuple[int, int]]: ...
-
-    @property
-    def given(self) -> int: ...
-
-    def step(self, x: Any) -> Sequence[Tensor]:
-        """The next chunk (1, C, t, H, W): the frames that it gives, in one or more pieces; none yet, sometimes."""
 
 
 class ChunkedRun(ExactRun):
@@ -54,9 +37,14 @@ class ChunkedRun(ExactRun):
     the device until the chunk after that is done: two of each, whatever the number of chunks. Or it is sent to host
     memory strip by strip, and fetched so, with copies beside the computation.
 
+    What the module computes of all frames, before its chunks or behind them, is computed in strips too, and lies in
+    host memory.
+
     Args:
         begin: (frames of the input) -> a new :class:`ChunkByChunk`.
         outside: what the module keeps lies in host memory.
+        hold: (shape, dtype) -> a tensor in host memory, for maps of all frames that are no result.
+        holds_on_disk: those take no memory.
         others: of :class:`ExactRun`.
 
     Attributes:
@@ -65,7 +53,7 @@ class ChunkedRun(ExactRun):
         share: of the whole work, where the present chunk begins and ends; what :attr:`on_strip` is told is within it.
     """
 
-    share: tuple[float, float] = (0.0, 1.0)
+    share: Share = (0.0, 1.0)
     most: int | None = None  # chunks that are run; None = all
     told = 0.0  # share of the work that was told of last
     given = 0  # frames of the whole result
@@ -73,9 +61,19 @@ class ChunkedRun(ExactRun):
     _kept: Sequence[Tensor] = ()
     _sent = 0  # bytes that the last chunk left in host memory
 
-    def __init__(self, begin: Callable[[int], ChunkByChunk], *others: Any, outside: bool = False, **named: Any) -> None:
+    def __init__(
+        self,
+        begin: Callable[[int], ChunkByChunk],
+        *others: Any,
+        outside: bool = False,
+        hold: Callable[[Sequence[int], torch.dtype], Tensor] = in_memory,
+        holds_on_disk: bool = False,
+        **named: Any,
+    ) -> None:
         super().__init__(*others, **named)
         self.begin, self.outside = begin, outside
+        self.hold, self.holds_on_disk = hold, holds_on_disk
+        self.held: list[int] = []  # bytes of maps of all frames that are no result, where they count
         self.parking: Parking | None = None
         self.bring: Callable[[Tensor], Tensor] = lambda x: x
         self.after_chunk: Callable[[ChunkByChunk], None] = lambda chunks: None
@@ -109,18 +107,68 @@ class ChunkedRun(ExactRun):
     def _each(self, take: Callable[[Tensor], None], x: Tensor) -> None:
         chunks = self.begin(x.shape[2])
         borders = chunks.borders[chunks.done : self.most]
-        self.given, self.told = chunks.given, 0.0
+        self.given, self.told, self.held = chunks.given, 0.0, []
         self._kept = self._held()
+        works = len(borders) + chunks.has_head + chunks.has_tail
+        shares = iter([(number / works, (number + 1) / works) for number in range(works)])
         try:
-            for number, (start, stop) in enumerate(borders):
-                self.share = (number / len(borders), (number + 1) / len(borders))
-                pieces = self.chunk(chunks.step, self.bring(x[:, :, start:stop]))
-                while pieces:
+            parts: Sequence[Tensor] = [x]
+            if chunks.has_head:
+                brought = self.bring(x)
+                parts = self._of_all(chunks.head, brought, brought.device, next(shares), self._aside)
+            gathered = AllFrames(self._aside, self.given) if chunks.has_tail else None
+            for start, stop in borders:
+                self.share = next(shares)
+                of_chunk = [self.bring(part[:, :, start:stop]) for part in parts]
+                device = of_chunk[0].device
+                pieces = self.chunk(chunks.step, *of_chunk, result=gathered.place if gathered else None)
+                del of_chunk
+                while pieces and gathered is None:
                     take(pieces.pop(0))
                 self.after_chunk(chunks)
+            if gathered is not None:
+                for piece in self._of_all(lambda x: [chunks.tail(x)], gathered.whole(), device, next(shares)):
+                    take(piece)
         finally:
             if self.parking is not None:
                 self.parking.close()
+
+    def _of_all(
+        self,
+        work: ModulePart,
+        x: Tensor,
+        device: torch.device,
+        share: Share,
+        result: PlaceOf | None = None,
+    ) -> list[Tensor]:
+        """A part of the module that sees all frames, cut along rows or, where nothing fits so, along frames.
+
+        Args:
+            share: of the whole work.
+            result: as of :meth:`chunk`.
+
+        Raises:
+            DoesNotFit: with the least of both.
+        """
+        self.share, least, x = share, list[int](), x.to(device)
+        for place in PLACES.values():
+            self.recorder.place = place
+            try:
+                return self.chunk(work, x, result=result)
+            except DoesNotFit as error:
+                least.append(error.least)
+            finally:
+                self.recorder.place = PLACES["rows"]
+        raise DoesNotFit(min(least))
+
+    def _aside(self, node: Node, shape: Sequence[int] = ()) -> Tensor:
+        """Room for a map that is no result, or for one of all frames that it is a part of."""
+        out = self.hold(tuple(shape or node.shape), node.dtype)
+        self.report.aside += out.nbytes
+        if node.device.type == "cpu" and not self.holds_on_disk:
+            self.held.append(out.nbytes)
+            self.beside.append(out.nbytes)
+        return out
 
     def restored(self, tensor: Tensor, device: torch.device) -> Recorded:
         """What a module kept at a border, for the chunk that goes on there.
@@ -144,42 +192,44 @@ class ChunkedRun(ExactRun):
         found = (recorded.node.op.whole(recorded.node) for recorded in list(self.recorder.live))
         return [tensor for tensor in found if tensor is not None]
 
-    def chunk(self, step: Callable[[Any], Sequence[Tensor]], x: Tensor) -> list[Tensor]:
-        """One chunk.
+    def chunk(self, step: ModulePart, *parts: Tensor, result: PlaceOf | None = None) -> list[Tensor]:
+        """One chunk: its results.
 
         Args:
             step: calls the module with the chunk, (B, C, t, H, W), and returns its results.
-            x: the chunk, on the device.
-
-        Returns:
-            The results, in :attr:`out_dtype` on :attr:`out_device`.
+            parts: of the chunk, on the device.
+            result: makes what a result is put into, which takes no memory of the device; None: a tensor in
+                :attr:`out_dtype` on :attr:`out_device`.
 
         Raises:
             DoesNotFit, CannotRecord, StoreOverflow: as :meth:`run`.
         """
-        given, self.beside = self.beside, [*self.beside, x.nbytes, *(kept.nbytes for kept in self._kept)]
+        given, there = self.beside, [*parts, *self._kept]
+        self.beside = [*given, *self.held, *(tensor.nbytes for tensor in there)]
         try:
-            outs = self._chunk(step, x)
+            outs = self._chunk(step, parts, result)
         finally:
             self.beside = given
         self.recorder.made.clear()
         self.remains.clear()
         return outs
 
-    def _chunk(self, step: Callable[[Any], Sequence[Tensor]], x: Tensor) -> list[Tensor]:
+    def _chunk(self, step: ModulePart, parts: Sequence[Tensor], result: PlaceOf | None) -> list[Tensor]:
         with self.recorder:
-            nodes = _nodes(step(self.recorder.leaf(x)))
+            nodes = _nodes(step(*map(self.recorder.leaf, parts)))
             self.recorder.flush()
+        self.report.materialised = self.recorder.materialised
         # In the order of their recording, which is the next chunk's too: chunks that are alike have one plan.
         alive = sorted(self.recorder.live, key=lambda recorded: recorded.node.order)
         keep = {recorded.node: None for recorded in alive if not self._stays(recorded.node)}
-        outs = [self._result(node) for node in nodes]
+        outs = [self._result(node) if result is None else result(node) for node in nodes]
+        targets: list[Target] = [out if result is None else into(out, node) for node, out in zip(nodes, outs)]
         if self.outside:
-            kept = self._send(list(zip(nodes, outs)), keep)
+            kept = self._send(list(zip(nodes, targets)), keep)
         else:
             tensors = {node: self._empty(node) for node in keep}
             # A chunk may keep what it returns: written to both.
-            self._execute([*zip(nodes, outs), *tensors.items()], allocated=True)
+            self._execute([*zip(nodes, targets), *tensors.items()], allocated=True)
             kept = {node: _held(node, tensor) for node, tensor in tensors.items()}
         self.report.condense()
         del self._explained[:-LAST]
@@ -193,7 +243,7 @@ class ChunkedRun(ExactRun):
         """Whether a map that the module keeps is where it is to be."""
         return node.op.is_tensor or carried(node) is not None
 
-    def _send(self, results: list[tuple[Node, Tensor]], keep: Iterable[Node]) -> dict[Node, Node]:
+    def _send(self, results: Sequence[tuple[Node, Target]], keep: Iterable[Node]) -> dict[Node, Node]:
         """Computes a chunk, and sends what is kept of it to host memory."""
         stores = {node: self._store(node) for node in keep}
         pairs: list[tuple[Node, Target]] = [*results, *((node, store.append) for node, store in stores.items())]
@@ -227,35 +277,6 @@ class ChunkedRun(ExactRun):
     def close(self) -> None:
         super().close()
         self._kept = ()
-
-
-class PlannedChunks(PlannedRun, ChunkedRun):
-    """A :class:`ChunkedRun` that plans the first chunks, after which they are alike, and does not run."""
-
-    most = ALIKE
-    least = 0  # bytes of the chunk that needs most, where that is more than the budget
-
-    def _each(self, take: Callable[[Tensor], None], x: Tensor) -> None:
-        super()._each(take, x)
-        if self.least:
-            raise DoesNotFit(self.least)
-
-    def _empty(self, node: Node) -> Tensor:
-        return torch.empty(node.shape, dtype=node.dtype, device="meta")
-
-    def _stays(self, node: Node) -> bool:
-        # In a run, what an earlier pass left is a store of rows, and here a tensor without data.
-        planned = self.outside and isinstance(node.op, Held) and node.op.tensor.device.type == "meta"
-        return super()._stays(node) and not planned
-
-    def _parking(self, device: torch.device) -> None:
-        """Nothing is copied."""
-
-    def _end(self, store: Carried, layout: SlabRows) -> None:
-        store.lay(layout)
-
-    def _too_large(self, schedule: Schedule) -> None:
-        self.least = max(self.least, schedule.peak)
 
 
 def _nodes(results: Sequence[Tensor]) -> list[Node]:

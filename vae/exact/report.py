@@ -34,12 +34,14 @@ class Report:
         materialised: names of those functions.
         before: of schedules that are no longer among them.
         carried: bytes in host memory of what chunks leave for the next ones, at most.
+        aside: bytes beside the device, in memory or in a file, of maps of all frames that are no result.
     """
 
     schedules: list[Schedule] = field(default_factory=list)
     materialised: list[str] = field(default_factory=list)
     before: Done = field(default_factory=Done)
     carried: int = 0
+    aside: int = 0
 
     @property
     def done(self) -> Done:

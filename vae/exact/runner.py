@@ -125,10 +125,10 @@ class PassRunner:
             elif purpose == "whole":
                 whole = torch.empty(node.shape, dtype=node.dtype, device=node.device)
                 made.leaves[node] = Held(whole, node.rows.dim, node.rows.unit)
-                takers.append(_into(whole, node))
+                takers.append(into(whole, node))
             elif purpose in OUTPUTS:
                 given = [out for other, out in self.pairs if other is node]
-                takers += [_into(out, node) if isinstance(out, Tensor) else out for out in given]
+                takers += [into(out, node) if isinstance(out, Tensor) else out for out in given]
             else:
                 groups = groups_of(purpose)
                 made.moments[node, groups] = moments = statistics_of(node, groups)
@@ -136,7 +136,9 @@ class PassRunner:
         return made
 
 
-def _into(out: Tensor, node: Node) -> Taker:
+def into(out: Tensor, node: Node) -> Taker:
+    """Copies the rows of a map to where they belong in a tensor of its size."""
+
     def take(first: int, rows: Tensor, own: bool) -> None:
         node.cut(out, first, rows.shape[node.rows.dim] // node.rows.unit).copy_(rows)
 

@@ -17,6 +17,7 @@ LEAST_ROWS = 2.0  # of the widest map in a strip on an accelerator: lower strips
 NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)  # of strips in a pass that are tried
 WORTH = 0.995  # a change must bring the time below this share
 NEAR = 1.07  # within this factor of the time without a budget the search ends
+HOPELESS = 1.05  # of the budget: lower strips do not always take less, but hardly ever so much more
 MOST_CHANGES = 12
 # In how many strips of the widest map a way may end, before maps are given up instead. Few first: where the times are
 # near each other, few kernels are worth more than the figures say, which are those of a fast host.
@@ -108,6 +109,9 @@ class Search:
         if choice.rows:
             return self.planner.schedule(choice)
         heights = [size for size in self._heights() if size >= lowest]
+        last = self.planner.schedule(replace(choice, strip_bytes=heights[-1]))
+        if self._is_hopeless(last):
+            return last
         low, high = 0, len(heights) - 1
         while low < high:
             middle = (low + high) // 2
@@ -132,13 +136,21 @@ class Search:
         end: a descent whose strips stay tall may end in a better one."""
         heights = self._heights()
         starts = [heights[0] // number for number in STARTS] if self.is_small else []
-        for lowest in (*starts, 0):
-            found = self._improved(self._fitting(self.start, max(lowest, heights[-1])), ideal)
-            yield found
-            if self._is_near(found, ideal):
-                return
+        lowest_end = self._fitting(self.start, heights[-1]) if starts else None
+        if lowest_end is not None and self._is_hopeless(lowest_end):
+            yield lowest_end  # in taller strips even less fits
+        else:
+            for lowest in (*starts, 0):
+                found = self._improved(self._fitting(self.start, max(lowest, heights[-1])), ideal)
+                yield found
+                if self._is_near(found, ideal):
+                    return
         if self.planner.figures.link:
             yield self._tallest(replace(self.start, outside=True))
+
+    def _is_hopeless(self, schedule: Schedule) -> bool:
+        """Whether one that should take as little as any like it is clearly above the budget."""
+        return schedule.peak > HOPELESS * self.budget
 
     def _is_near(self, schedule: Schedule, ideal: Schedule) -> bool:
         return schedule.peak <= self.budget and schedule.seconds <= NEAR * ideal.seconds
