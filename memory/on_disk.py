@@ -44,8 +44,8 @@ def require_room(folder: Path, needed: int, what: str) -> None:
         )
 
 
-def on_disk(folder: Path, shape: Sequence[int]) -> Tensor:
-    """A float32 tensor of zeros, contiguous, in a file of its own that goes with it.
+def on_disk(folder: Path, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """A tensor of zeros, contiguous, in a file of its own that goes with it.
 
     The file's blocks are taken at once: a disk that fills up later would end the process when a page is written.
     Where the system lets a mapped file be unlinked it has no name from then on, so that nothing is left of it even if
@@ -54,7 +54,7 @@ def on_disk(folder: Path, shape: Sequence[int]) -> Tensor:
     Raises:
         DiskTooSmall: the disk has no room for it.
     """
-    size = 4 * math.prod(shape)
+    size = dtype.itemsize * math.prod(shape)
     require_room(folder, size, "the result")
     folder.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(SUFFIX, dir=folder)
@@ -63,7 +63,7 @@ def on_disk(folder: Path, shape: Sequence[int]) -> Tensor:
             _take_blocks(handle, size)
         finally:
             os.close(handle)
-        flat = torch.from_file(name, shared=True, size=math.prod(shape), dtype=torch.float32)
+        flat = torch.from_file(name, shared=True, size=math.prod(shape), dtype=dtype)
     except OSError as error:
         os.unlink(name)
         raise DiskTooSmall(

@@ -93,7 +93,7 @@ class Geometry:
     @staticmethod
     def hold(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Room in a file for a map of all frames. Raises DiskTooSmall."""
-        return on_disk(Path(folder_paths.get_temp_directory()) / "headroom", shape)
+        return on_disk(Path(folder_paths.get_temp_directory()) / "headroom", shape, dtype)
 
     def slice_step(self, x: Tensor) -> int:
         """Images computed together. Stable Video Diffusion's decoder takes the batch as time: all of it."""

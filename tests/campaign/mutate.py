@@ -20,6 +20,8 @@ WORDS = (
 )  # fmt: skip
 SHAPES = ("width", "height", "length", "batch_size")
 SIZES = (16, 24, 32, 40, 64, 72, 96, 1, 2, 5, 9, 0, -8, 10**9, 10**15)
+# The host's samplers compute as many noise levels as steps divided by this: a billion for 1e-9, which no cancel ends.
+LEAST_DENOISE = 1e-4
 MOST_WORK = 256 * 256 * 4  # pixels, of sizes that the host takes: a case is to be short
 
 
@@ -40,6 +42,9 @@ def work(workflow: Workflow) -> float:
         sizes = [node["inputs"].get(name, 1) for name in SHAPES]
         numbers = [size for size in sizes if isinstance(size, (int, float)) and 1 <= size <= 16384]
         most = max(most, math.prod(numbers))
+        denoise = node["inputs"].get("denoise", 1)
+        if isinstance(denoise, (int, float)) and 0 < denoise < LEAST_DENOISE:
+            return math.inf
     return most
 
 
