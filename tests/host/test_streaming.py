@@ -177,7 +177,7 @@ def test_the_least_that_cogvideox_needs_hardly_grows() -> None:
         with pytest.raises(BudgetTooSmall) as failure:
             predict_to_file(vae, x, card, (vae.patcher.model_size() + 1000) / GB)
         least.append(failure.value.least - vae.patcher.model_size())
-    assert least[1] <= 1.2 * least[0]
+    assert least[1] <= 1.5 * least[0]  # of rows of all frames four times as much
 
 
 def test_mochi_goes_in_windows_where_the_whole_does_not_fit() -> None:
