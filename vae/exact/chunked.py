@@ -116,6 +116,7 @@ class ChunkedRun(ExactRun):
             if chunks.has_head:
                 brought = self.bring(x)
                 parts = self._of_all(chunks.head, brought, brought.device, next(shares), self._aside)
+                del brought
             gathered = AllFrames(self._aside, self.given) if chunks.has_tail else None
             for start, stop in borders:
                 self.share = next(shares)
