@@ -54,9 +54,11 @@ class HostChunks:
         )
         if chunks.done:
             assert put is not None
-            words = {name: bytes(value.tolist()).decode() for name, value in (state or {}).items() if _is_word(name)}
-            kept = {name: put(value) for name, value in (state or {}).items() if not _is_word(name)}
-            chunks.keep({**kept, **{name.removesuffix(TEXT): word for name, word in words.items()}})
+            kept: dict[str, Any] = {}
+            for name, value in (state or {}).items():
+                word = name.endswith(TEXT)
+                kept[name.removesuffix(TEXT)] = bytes(value.tolist()).decode() if word else put(value)
+            chunks.keep(kept)
         return chunks
 
     def lower(self) -> bool:
@@ -120,7 +122,3 @@ def _saved(chunks: Any) -> State:
             held = kept_of(entry.node) if hasattr(entry, "node") else entry
             state[place] = held.detach().cpu().contiguous()
     return state
-
-
-def _is_word(name: str) -> bool:
-    return name.endswith(TEXT)

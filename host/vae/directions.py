@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import comfy.model_management as model_management
-import folder_paths
 import torch
 from torch import Tensor
 
-from ...memory.on_disk import on_disk
 from ...vae import Direction
 from ...vae.exact import ExactRun
 from .geometry import Geometry
@@ -91,8 +88,7 @@ class Decode(Geometry):
         if not self.settings.frames_on_disk or device.type != "cpu":
             return super().result(shape, dtype, device)
         batch, channels, *sizes = shape
-        folder = Path(folder_paths.get_temp_directory()) / "headroom"
-        return on_disk(folder, (batch, *sizes, channels)).movedim(-1, 1)
+        return self.hold((batch, *sizes, channels), torch.float32).movedim(-1, 1)
 
     def strip_rows(self) -> int:
         """Rows of pixels."""

@@ -87,6 +87,11 @@ class Chunks:
                 self.cache[int(place)] = entry
 
 
+def in_steps(step: int, frames: int) -> Borders:
+    """So many frames at a time, from the first on."""
+    return list(pairwise([*range(0, frames, step), frames]))
+
+
 def by_step(step: int, frames: int) -> Borders:
     """One frame, then so many at a time."""
     return list(pairwise([0, *range(1, frames, step), frames]))

@@ -2,7 +2,7 @@
 behind them four frames at a time. Its encoder runs eight frames at a time from end to end.
 
 The borders, and what is carried over them, are those of ``encode`` and ``_decode_rolling`` in the host's
-``comfy/ldm/cogvideo/vae.py``, the same in ComfyUI 0.30.0 and 0.33.0; older ones have no such autoencoder.
+``comfy/ldm/cogvideo/vae.py``, the same in ComfyUI 0.30.0 and 0.33.0.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .chunks import Borders, Chunks
+from .chunks import Borders, Chunks, in_steps
 
 AT_ONCE = 4  # frames of the result
 
@@ -58,7 +58,7 @@ class CogVideoDecode(CogVideoChunks):
         return self.model.decoder
 
     def cut(self, frames: int) -> Borders:
-        return list(pairwise([*range(0, frames, AT_ONCE), frames]))
+        return in_steps(AT_ONCE, frames)
 
     def frames_of(self, frames: int) -> int:
         return frames

@@ -3,20 +3,19 @@ before or behind it some frames at a time.
 
 The borders, and what is carried over them, are those of ``forward`` in the host's ``Encoder`` and ``Decoder`` of
 ``comfy/ldm/modules/diffusionmodules/model.py`` (1.0) and ``comfy/ldm/hunyuan_video/vae_refiner.py`` (1.5), the same in
-ComfyUI 0.18.2 to 0.33.0.
+ComfyUI 0.30.0 and 0.33.0; where an older one has another, :func:`is_known` is to tell.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
 from torch.nn import functional
 
-from .chunks import Borders, Chunks, by_step
+from .chunks import Borders, Chunks, by_step, in_steps
 
 CARRY = "conv_carry_causal_3d"  # a convolution with the frames before it, by its name in the module's own file
 AT_ONCE = 2  # latent frames, or what becomes of as many
@@ -75,7 +74,7 @@ class HunyuanDecode(HunyuanChunks):
         return self.model.decoder
 
     def cut(self, frames: int) -> Borders:
-        return list(pairwise([*range(0, frames, AT_ONCE), frames]))
+        return in_steps(AT_ONCE, frames)
 
     def frames_of(self, frames: int) -> int:
         return 4 * (frames - 1) + 1

@@ -5,17 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import comfy.model_management as model_management
 import comfy.utils
-import folder_paths
 import torch
 from torch import Tensor
 
 from ...memory import Row
-from ...memory.on_disk import on_disk
 from ...vae import Direction
 from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks
 from ..core.compat import device_context, is_out_of_memory, show_on_node
@@ -151,7 +148,7 @@ class _Encoding:
     def _gathered(self, row: Row) -> Tensor:
         """All frames at once: they lie in a file of the host's temp folder."""
         width, height = self.resizing.size(self.frames.width, self.frames.height)
-        pixels = on_disk(Path(folder_paths.get_temp_directory()) / "headroom", (self.frames.count, height, width, 3))
+        pixels = self.coder.geometry.hold((self.frames.count, height, width, 3), torch.float32)
         done = 0
         for window in self._windows():
             pixels[done : done + window.shape[0]] = window[..., :3]

@@ -167,7 +167,7 @@ def test_windows_of_frames_where_the_module_has_no_room(name: str) -> None:
     assert any("windows of frames" in line for line in row.lines)
 
 
-def test_the_least_that_cogvideox_needs_hardly_grows() -> None:
+def test_the_least_that_cogvideox_needs_grows_less_than_the_frames() -> None:
     """On a card: what its chunks take does not, and what is computed of all frames is cut along these where that takes
     less."""
     kind, card, least = AUTOENCODERS["cogvideox"], named_card("sm86", 24.0), []
@@ -177,7 +177,7 @@ def test_the_least_that_cogvideox_needs_hardly_grows() -> None:
         with pytest.raises(BudgetTooSmall) as failure:
             predict_to_file(vae, x, card, (vae.patcher.model_size() + 1000) / GB)
         least.append(failure.value.least - vae.patcher.model_size())
-    assert least[1] <= 1.5 * least[0]  # of rows of all frames four times as much
+    assert least[1] <= 1.5 * least[0]  # 1.44 as measured, for four times the frames
 
 
 def test_mochi_goes_in_windows_where_the_whole_does_not_fit() -> None:
@@ -260,7 +260,7 @@ def test_what_lives_does_not_grow_with_the_frames(name: str, way: str) -> None:
         planned.append(row.predicted.activations)
     if (name, way) == ("ltx", "module"):
         assert 1.5 * most[0] < most[1]
-    elif (name, way) == ("hunyuan_video", "strips"):  # some of a chunk's maps wait for the garbage collector
+    elif (name, way) == ("hunyuan_video", "strips"):  # seen 5 % apart in one run: why is not known
         assert planned[1] == planned[0]
     else:
         assert most[1] == most[0]
