@@ -47,6 +47,12 @@ class Decode(Geometry):
             )
         if 0 in x.shape:
             raise ValueError(f"samples: the latent is empty (shape {tuple(x.shape)}); connect at least one image")
+        if min(x.shape[-2:]) < self.least_cells:
+            width, height, least = (self.spatial * cells for cells in (x.shape[-1], x.shape[-2], self.least_cells))
+            raise ValueError(
+                f"samples: a latent of {width} x {height} px is smaller than the {least} px this VAE needs; raise the"
+                " width and height of the empty latent"
+            )
         return x
 
     def cells(self, x: Tensor) -> tuple[int, ...]:
@@ -127,10 +133,10 @@ class Encode(Geometry):
         vae = self.vae
         if x.ndim < 4 or 0 in x.shape:
             raise ValueError(f"pixels: the image is empty (shape {tuple(x.shape)}); connect at least one picture")
-        smallest = min(x.shape[-3:-1])
-        if smallest < self.spatial:
+        least = self.least_cells * self.spatial
+        if min(x.shape[-3:-1]) < least:
             raise ValueError(
-                f"pixels: {x.shape[-2]} x {x.shape[-3]} is smaller than the {self.spatial} px this VAE needs;"
+                f"pixels: {x.shape[-2]} x {x.shape[-3]} is smaller than the {least} px this VAE needs;"
                 " scale the image up"
             )
         x = vae.vae_encode_crop_pixels(x).movedim(-1, 1)

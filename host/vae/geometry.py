@@ -131,8 +131,20 @@ class Geometry:
     @property
     def causal(self) -> bool:
         """Video autoencoders are causal in time but for LTX-Video's decoder, which says that it is not."""
-        half = "decoder" if self.direction is Direction.DECODE else "encoder"
-        return bool(getattr(getattr(self.vae.first_stage_model, half, None), "causal", True))
+        return bool(getattr(self.half, "causal", True))
+
+    @property
+    def half(self) -> Any:
+        """Of the module, that which this direction runs; None where it has no such part."""
+        return getattr(self.vae.first_stage_model, "decoder" if self.direction is Direction.DECODE else "encoder", None)
+
+    @property
+    def least_cells(self) -> int:
+        """Rows and columns of cells that the module needs: a convolution that mirrors what lies at an edge needs more
+        than the edge."""
+        modules = () if self.half is None else self.half.modules()
+        mirrored = [module.padding[-1] for module in modules if getattr(module, "padding_mode", "") == "reflect"]
+        return 1 + max(mirrored, default=0)
 
     @property
     def adds_noise(self) -> bool:

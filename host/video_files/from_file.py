@@ -79,9 +79,10 @@ def encode_from_file(vae: Any, frames: Frames, resizing: Resizing, vram_budget_g
     coder.fallback.can_store = False
     coder.geometry.holds_on_disk = True
     width, height = resizing.size(frames.width, frames.height)
-    if min(width, height) < coder.geometry.spatial:
+    least = coder.geometry.least_cells * coder.geometry.spatial
+    if min(width, height) < least:
         raise ValueError(
-            f"width, height: the frames would be {width} x {height}, smaller than the {coder.geometry.spatial} px that"
+            f"width, height: the frames would be {width} x {height}, smaller than the {least} px that"
             " this VAE needs; set larger ones, or 0 for the video's own"
         )
     encoding = _Encoding(coder, frames, resizing)

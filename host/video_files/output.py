@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import folder_paths
 
+LONGEST_ENDING = "webm.part"  # of what a name gets while it is written
 UNFINISHED = "headroom_unfinished"  # in the output folder: on the disk that the video will lie on
 
 
@@ -45,12 +47,15 @@ def place_for(filename_prefix: str, width: int, height: int) -> Place:
         folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(filename_prefix, root, width, height)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        stem = f"{name}_{counter:05}_"
+        with contextlib.suppress(FileNotFoundError):
+            os.lstat(os.path.join(folder, f"{stem}.{LONGEST_ENDING}"))  # refused where it is too long
     except OSError as error:
         raise ValueError(
-            f"filename_prefix: {filename_prefix[:80]} cannot be written ({error.strerror}); choose another subfolder of"
-            " the output folder, or make it writable"
+            f"filename_prefix: {filename_prefix[:80]} cannot be written ({error.strerror}); use a shorter name, choose"
+            " another subfolder of the output folder, or make it writable"
         ) from error
-    return Place(Path(folder), f"{name}_{counter:05}_", subfolder)
+    return Place(Path(folder), stem, subfolder)
 
 
 def unfinished() -> Path:

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import psutil
+from PIL import Image
 
 from headroom.tools.server.client import Client, ClientError, PromptFailed, PromptRejected, Workflow
 from headroom.tools.server.server import PACK_FOLDER, Server
@@ -83,7 +84,15 @@ class Stand:
             paths = self._base / "paths.yaml"
             paths.write_text(f"campaign:\n  base_path: {self.models}\n  vae: vae\n", encoding="utf-8")
             self._server = self._started()
+            self._shrink_pictures()
         return self._server
+
+    def _shrink_pictures(self) -> None:
+        """The graphs are made small; so are the pictures that they load."""
+        for path in (self.base / "input").glob("*.png"):
+            with Image.open(path) as picture:
+                small = picture.resize((96, 64))
+            small.save(path)
 
     def _started(self) -> Server:
         return Server(

@@ -16,6 +16,7 @@ from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import decode_latent, low_memory_vae
 from headroom.nodes.vae import HeadroomVAEDecode, HeadroomVAEEncode
 
+from .autoencoders import AUTOENCODERS
 from .families import VAES, load_vae, psnr
 
 VIDEO = {"wan21": 4, "ltx": 8}  # frames of a latent cell
@@ -311,6 +312,15 @@ class TestBadInput:
     def test_pictures(self, shape: tuple[int, ...], sentence: str) -> None:
         with pytest.raises(ValueError, match=sentence):
             low_memory_vae(load_vae("sd"), VAESettings()).encode(torch.zeros(shape))
+
+    def test_edges_that_a_convolution_mirrors(self) -> None:
+        """LTX-Video's decoder needs two cells of each side; the host's own node ends in PyTorch's words for that."""
+        kind = AUTOENCODERS["ltx"]
+        low = low_memory_vae(kind.load(), VAESettings())
+        with pytest.raises(ValueError, match="samples: a latent of 32 x 64 px is smaller than the 64 px this"):
+            low.decode(kind.latent(2, 1))
+        assert low.decode(kind.latent(2, 2)).shape[-3:] == (64, 64, 3)
+        assert low.encode(kind.pixels(64, 32)).shape[-2:] == (2, 1)
 
 
 def spy_on_loading(monkeypatch: pytest.MonkeyPatch) -> list[float]:

@@ -352,6 +352,8 @@ def test_a_full_disk_says_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> N
         ({"filename_prefix": "../outside"}, "leads out of the output folder"),
         ({"filename_prefix": "/etc/x"}, "leads out of the output folder"),
         ({"filename_prefix": ""}, "filename_prefix: is empty"),
+        ({"filename_prefix": "9" * 400}, r"filename_prefix: 9+ cannot be written \(.*; use a shorter name"),
+        ({"filename_prefix": "9" * 240}, r"filename_prefix: 9+ cannot be written \(.*; use a shorter name"),
         ({"format": "mp4 h264", "crf": 60.0}, "crf is 60"),
         ({"audio": {"waveform": torch.zeros(1, 2, 0), "sample_rate": 44100}}, "audio has no samples"),
         ({"audio": {"waveform": torch.zeros(1, 2, 100), "sample_rate": 44100}, "format": "png"}, "audio cannot be put"),
