@@ -26,7 +26,9 @@ load_package()
 FRAMES = (81, 321, 1281, 5121)
 SMALL, LARGE = (4, 6), (16, 28)  # cells
 LARGE_ONES, MIDDLE = ("wan21", "ltx", "ltx, windows", "sd"), 41  # frames
+AGAIN = FRAMES[0] + 8  # about the same once more; of the very same ComfyUI would hand out what it has kept
 MIB = 2**20
+LTX_BUDGET = 0.05  # GB, less than its module needs for 81 frames
 LOSSLESS, LOSSY = "mkv ffv1", "mp4 h264"
 INTRODUCTION = f"""# Videos decoded straight to a file
 
@@ -42,26 +44,37 @@ TITLES = {
     "wan22": "Wan 2.2, in ComfyUI's own chunks",
     "ltx": "LTX-Video, by its module",
     "ltx, windows": "LTX-Video, in windows of frames, as where its module does not fit",
+    "hunyuan_video15": "HunyuanVideo 1.5, in ComfyUI's own chunks behind its middle, which sees all frames",
+    "cogvideox": "CogVideoX, in ComfyUI's own chunks behind its first blocks, which see all frames",
+    "mochi": "Mochi, by its module",
     "sd": "Pictures of SD, one by one",
+    "server": "A whole server",
     "time": "Time against the stock decode",
+}
+# File, node of an empty latent, pixels of a cell, budget in GB (0: all there is).
+ON_SERVER = {
+    "Wan 2.1, in ComfyUI's own chunks": ("tiny_vae_wan21.safetensors", "EmptyHunyuanLatentVideo", 8, 0.0),
+    "LTX-Video, in windows of frames": ("tiny_vae_ltx.safetensors", "EmptyLTXVLatentVideo", 32, LTX_BUDGET),
 }
 REPORT = Report(Path(__file__).with_suffix(".md"), INTRODUCTION, TITLES)
 
 
-@contextmanager
-def anonymous_peak(found: list[int]) -> Iterator[None]:
-    """Appends the growth of this process's anonymous memory at its highest."""
-    done, most = threading.Event(), [0]
+def anonymous(process: int | str) -> int:
+    """Bytes of a process's memory that lie in no file."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous"))
 
-    def anonymous() -> int:
-        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous"))
+
+@contextmanager
+def anonymous_peak(found: list[int], process: int | str = "self") -> Iterator[None]:
+    """Appends the growth of a process's anonymous memory at its highest."""
+    done, most = threading.Event(), [0]
 
     def sample() -> None:
         while not done.wait(0.02):
-            most[0] = max(most[0], anonymous())
+            most[0] = max(most[0], anonymous(process))
 
-    before = anonymous()
+    before = anonymous(process)
     thread = threading.Thread(target=sample)
     thread.start()
     try:
@@ -69,7 +82,7 @@ def anonymous_peak(found: list[int]) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
-        found.append(max(most[0], anonymous()) - before)
+        found.append(max(most[0], anonymous(process)) - before)
 
 
 @torch.inference_mode()
@@ -90,7 +103,7 @@ def measure(family: str, frames: int, cells: Sequence[int], form: str, against: 
     runs.is_reported = lambda prompt: False
     if way:
         handed_on.fits_as_module = lambda *_: False
-    per_cell = kind.frames(3) - kind.frames(2) if kind.temporal else 1
+    per_cell = (kind.frames(5) - kind.frames(3)) // 2 if kind.temporal else 1
     in_time = {"cells_in_time": 1 + (frames - 1) // per_cell} if kind.temporal else {"batch": frames}
     x = kind.latent(*cells, **in_time)
     request = FileRequest(form, 24.0, -1.0, "bench", None, {})
@@ -156,6 +169,54 @@ def against_stock() -> Section:
     return section
 
 
+def on_server() -> Section:
+    """Memory of a server by the number of frames, over HTTP; each way on a server of its own."""
+    from headroom.tools.server.client import Client
+    from headroom.tools.server.server import Server
+    from headroom.tools.setup.environment import Environment
+
+    section = Section()
+    section.parts.append(
+        "The most anonymous memory of a server while it decodes to a file, everything included, and that over the"
+        " first row's; prompts over HTTP, one after the other in this order, after one of 33 frames. The last row has"
+        " about as many frames as the first: what it has more grew with the prompts, not with the frames. LTX-Video"
+        f" with a budget of {LTX_BUDGET} GB, less than its module needs. Empty latents of {SMALL[0]} x {SMALL[1]}"
+        f" cells, {LOSSLESS}."
+    )
+    rows = []
+    for name, (file, empty, pixels, budget) in ON_SERVER.items():
+        environment = Environment.from_variables()
+        with Server(environment, cpu=True, variables={"OMP_NUM_THREADS": "1"}) as server:
+            client, first = Client(server.url, timeout=600), 0
+            for frames in (33, *FRAMES, AGAIN):
+                found: list[int] = []
+                client.free()
+                before = anonymous(server.pid)
+                with anonymous_peak(found, server.pid):
+                    client.run(decode_graph(file, empty, pixels, frames, budget), timeout=1800)
+                if frames >= FRAMES[0]:
+                    most = before + found[0]
+                    first = first or most
+                    rows.append((name, frames, f"{most / MIB:.0f} MiB", f"{most / first:.3f}x"))
+    section.table(("way", "frames", "anonymous memory", "over the first"), rows)
+    return section
+
+
+def decode_graph(file: str, empty: str, pixels: int, frames: int, budget: float) -> dict[str, Any]:
+    """An empty latent, decoded to a file."""
+    size = {"height": SMALL[0] * pixels, "width": SMALL[1] * pixels, "length": frames, "batch_size": 1}
+    decode = {
+        "samples": ["2", 0], "vae": ["1", 0], "format": LOSSLESS, "fps": 24.0, "crf": -1.0,
+        "filename_prefix": "bench", "vram_budget_gb": budget,
+    }  # fmt: skip
+    return {
+        "1": {"class_type": "VAELoader", "inputs": {"vae_name": file}},
+        "2": {"class_type": empty, "inputs": size},
+        "3": {"class_type": "HeadroomVAEDecodeVideo", "inputs": decode},
+        "4": {"class_type": "HeadroomReport", "inputs": {"anything": ["3", 0]}},
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=json.loads, help=argparse.SUPPRESS)
@@ -167,7 +228,8 @@ def main() -> None:
         print(json.dumps(measure(*options.run)))
         return
     for name in options.only:
-        REPORT.measure(name, against_stock if name == "time" else partial(by_frames, name), 1)
+        work = {"time": against_stock, "server": on_server}.get(name, partial(by_frames, name))
+        REPORT.measure(name, work, 1)
 
 
 if __name__ == "__main__":

@@ -1046,6 +1046,11 @@ VAES = (
             "                out[start : start + step] = part\n",
             "                out[start : start + step] = part[:1]\n",
         ),
+        (
+            "edges: as if none were mirrored",
+            "    return 1 + max(mirrored, default=0)\n",
+            "    return 1\n",
+        ),
     ),
     *_of(
         "host/vae/directions.py",
@@ -1170,6 +1175,11 @@ VAES = (
             "    if os.path.commonpath([inside, os.path.abspath(root)]) != os.path.abspath(root):",
             "    if False:",
         ),
+        (
+            "to a file: the longest name that its ending has no room for",
+            'LONGEST_ENDING = "webm.part"',
+            'LONGEST_ENDING = ""',
+        ),
     ),
     *_of(
         "host/video/hunyuan_chunks.py",
@@ -1180,6 +1190,15 @@ VAES = (
             "        found = None\n",
         ),
         ("chunks: Hunyuan 1.0 lacks its last convolution but one", "self.model.quant_conv(self.end(x))", "self.end(x)"),
+    ),
+    *_of(
+        "host/streaming/host_chunks.py",
+        "host/test_video_files.py",
+        (
+            "chunks: disk for maps of all frames is not asked for beforehand",
+            "        require_disk(self._begun().held(self.latent.shape), self.vae.vae_dtype)\n",
+            "",
+        ),
     ),
     *_of(
         "host/video/cogvideo_chunks.py",

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...memory import Row
 from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks, kept_of
 from ..vae.coding import Coder
+from ..vae.geometry import require_disk
 from ..video.chunks import Chunks, head_of
 from .source import Border, Onward, State, Take
 from .strips import fits_as_module, run_strips
@@ -68,6 +69,7 @@ class HostChunks:
 
     def run(self, take: Take, border: Border, done: int, state: State | None) -> None:
         """From any border on."""
+        require_disk(self._begun().held(self.latent.shape), self.vae.vae_dtype)
         onward = Onward(take, border, done)
         begun = (0, State()) if state is None else (done, state)
         self.whole = self.whole and fits_as_module(self.coder, self.latent, self.row)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...vae import Direction
 from ...vae.exact import ExactRun
-from .geometry import Geometry
+from .geometry import Geometry, least_cells
 
 FRAMES = 4  # that are scaled at a time where they lie in a file
 
@@ -47,8 +47,8 @@ class Decode(Geometry):
             )
         if 0 in x.shape:
             raise ValueError(f"samples: the latent is empty (shape {tuple(x.shape)}); connect at least one image")
-        if min(x.shape[-2:]) < self.least_cells:
-            width, height, least = (self.spatial * cells for cells in (x.shape[-1], x.shape[-2], self.least_cells))
+        width, height, least = (self.spatial * cells for cells in (x.shape[-1], x.shape[-2], least_cells(self.half)))
+        if min(width, height) < least:
             raise ValueError(
                 f"samples: a latent of {width} x {height} px is smaller than the {least} px this VAE needs; raise the"
                 " width and height of the empty latent"
@@ -133,7 +133,7 @@ class Encode(Geometry):
         vae = self.vae
         if x.ndim < 4 or 0 in x.shape:
             raise ValueError(f"pixels: the image is empty (shape {tuple(x.shape)}); connect at least one picture")
-        least = self.least_cells * self.spatial
+        least = least_cells(self.half) * self.spatial
         if min(x.shape[-3:-1]) < least:
             raise ValueError(
                 f"pixels: {x.shape[-2]} x {x.shape[-3]} is smaller than the {least} px this VAE needs;"

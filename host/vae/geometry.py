@@ -6,7 +6,7 @@ Cells are counted along the tiled axes, slowest first: (rows, columns), or (time
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import folder_paths
 import torch
 from torch import Tensor
 
-from ...memory.on_disk import on_disk
+from ...memory.on_disk import on_disk, require_room
 from ...vae import Direction
 from ...vae.exact import ExactRun
 from .preview import PassPreview, Watch
@@ -93,7 +93,7 @@ class Geometry:
     @staticmethod
     def hold(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Room in a file for a map of all frames. Raises DiskTooSmall."""
-        return on_disk(Path(folder_paths.get_temp_directory()) / "headroom", shape, dtype)
+        return on_disk(_held_in(), shape, dtype)
 
     def slice_step(self, x: Tensor) -> int:
         """Images computed together. Stable Video Diffusion's decoder takes the batch as time: all of it."""
@@ -139,14 +139,6 @@ class Geometry:
         return getattr(self.vae.first_stage_model, "decoder" if self.direction is Direction.DECODE else "encoder", None)
 
     @property
-    def least_cells(self) -> int:
-        """Rows and columns of cells that the module needs: a convolution that mirrors what lies at an edge needs more
-        than the edge."""
-        modules = () if self.half is None else self.half.modules()
-        mirrored = [module.padding[-1] for module in modules if getattr(module, "padding_mode", "") == "reflect"]
-        return 1 + max(mirrored, default=0)
-
-    @property
     def adds_noise(self) -> bool:
         """Whether the result depends on random numbers: LTX-Video's decoders that are conditioned on a timestep."""
         conditioned = getattr(self.vae.first_stage_model, "timestep_conditioning", False)
@@ -157,3 +149,23 @@ class Geometry:
         ratio = self.vae.upscale_ratio
         in_time = ratio[0] if isinstance(ratio, (tuple, list)) else 1
         return int(in_time(cells) if callable(in_time) else cells * in_time)
+
+
+def least_cells(half: Any) -> int:
+    """Rows and columns of cells that a half of a module needs: a convolution that mirrors what lies at an edge needs
+    more than the edge."""
+    modules = () if half is None else half.modules()
+    mirrored = [module.padding[-1] for module in modules if getattr(module, "padding_mode", "") == "reflect"]
+    return 1 + max(mirrored, default=0)
+
+
+def require_disk(shapes: Iterable[Sequence[int]], dtype: torch.dtype) -> None:
+    """Asks for room for maps of all frames, as :meth:`Geometry.hold` makes it, before any work. Raises DiskTooSmall."""
+    needed = dtype.itemsize * sum(map(math.prod, shapes))
+    if needed:
+        require_room(_held_in(), needed, "what this VAE computes of all frames")
+
+
+def _held_in() -> Path:
+    """The folder of maps in files."""
+    return Path(folder_paths.get_temp_directory()) / "headroom"

@@ -75,6 +75,11 @@ class Chunks:
         """The result, of what all chunks gave: that itself, unless there is a :attr:`has_tail`."""
         return x
 
+    def held(self, shape: Sequence[int]) -> list[tuple[int, ...]]:
+        """Shapes of the maps of all frames that :meth:`head` gives, or that :meth:`tail` is given, for an input of a
+        shape (1, C, T, H, W): where both are the module's own work, room for them is asked for beforehand."""
+        return []
+
     def kept(self) -> dict[str, Any]:
         """What is in the cache, by place: tensors, and words."""
         return {str(place): entry for place, entry in enumerate(self.cache or ()) if entry is not None}

@@ -63,6 +63,13 @@ class CogVideoDecode(CogVideoChunks):
     def frames_of(self, frames: int) -> int:
         return frames
 
+    def held(self, shape: Sequence[int]) -> list[tuple[int, ...]]:
+        """Of the maps, and of the latent, as :meth:`head` gives them."""
+        larger = 2 ** sum(block.upsamplers is not None for block in self.first)
+        channels = self.first[-1].resnets[-1].out_channels
+        maps = (1, channels, self.given, *(larger * size for size in shape[3:]))
+        return [maps, (1, shape[1], self.given, *shape[3:])]
+
     def head(self, x: Tensor) -> Sequence[Tensor]:
         """Maps, and the latent as long as these."""
         part = self.part

@@ -79,6 +79,9 @@ class HunyuanDecode(HunyuanChunks):
     def frames_of(self, frames: int) -> int:
         return 4 * (frames - 1) + 1
 
+    def held(self, shape: Sequence[int]) -> list[tuple[int, ...]]:
+        return [(1, self.part.mid.block_2.out_channels, *shape[2:])]
+
     def head(self, x: Tensor) -> Sequence[Tensor]:
         part = self.part
         if is_refiner(part):
@@ -112,6 +115,10 @@ class HunyuanEncode(HunyuanChunks):
 
     def frames_of(self, frames: int) -> int:
         return 1 + (frames - 1) // self.shrink
+
+    def held(self, shape: Sequence[int]) -> list[tuple[int, ...]]:
+        shrink = 2 ** sum(hasattr(stage, self.between) for stage in self.part.down)
+        return [(1, self.part.mid.block_1.in_channels, self.given, *(size // shrink for size in shape[3:]))]
 
     def compute(self, x: Tensor) -> Sequence[Tensor]:
         before, after = self.carried()

@@ -21,6 +21,7 @@ from ..streaming.gathered import exactly
 from ..streaming.strips import fits_as_module, run_strips
 from ..vae.coding import Coder
 from ..vae.directions import Encode
+from ..vae.geometry import least_cells, require_disk
 from ..vae.preview import Cancelling
 from ..vae.room import free_others, give_back
 from ..vae.settings import VAESettings
@@ -79,7 +80,7 @@ def encode_from_file(vae: Any, frames: Frames, resizing: Resizing, vram_budget_g
     coder.fallback.can_store = False
     coder.geometry.holds_on_disk = True
     width, height = resizing.size(frames.width, frames.height)
-    least = coder.geometry.least_cells * coder.geometry.spatial
+    least = least_cells(coder.geometry.half) * coder.geometry.spatial
     if min(width, height) < least:
         raise ValueError(
             f"width, height: the frames would be {width} x {height}, smaller than the {least} px that"
@@ -116,7 +117,10 @@ class _Encoding:
             return self._by_pictures(row)
         if chunks is None:
             return self._gathered(row)
-        if fits_as_module(self.coder, self._likeness(), row):
+        likeness = self._likeness()
+        held = chunks(self.vae.first_stage_model, self.frames.count).held(likeness.shape)
+        require_disk(held, self.vae.vae_dtype)
+        if fits_as_module(self.coder, likeness, row):
             try:
                 return self._in_chunks(chunks, row)
             except Exception as error:  # anything but a failure to allocate goes on

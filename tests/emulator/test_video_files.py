@@ -28,6 +28,7 @@ from .conftest import Card
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CELLS = (8, 10)
+HELD = ("hunyuan_video", "cogvideox")  # they hold maps of all frames on disk
 
 
 @pytest.fixture(autouse=True)
@@ -44,6 +45,9 @@ def decoded(name: str, x: Tensor, budget: float = 0.0) -> tuple[Tensor, Row]:
 def vae_of(name: str) -> Any:
     vae = AUTOENCODERS[name].load()
     assert vae.device.type == "cuda"
+    if vae.vae_dtype == torch.float16:  # in which a CPU's convolution of three dimensions takes a hundred times as long
+        vae.vae_dtype = torch.bfloat16
+        vae.first_stage_model.to(torch.bfloat16)
     return vae
 
 
@@ -54,7 +58,10 @@ def latent(name: str, cells: int) -> Tensor:
 @pytest.mark.parametrize("settings", [{"lazy": True}, {"races": True}], ids=["late", "raced"])
 @pytest.mark.parametrize(
     ("name", "way"),
-    [*itertools.product(["wan21", "wan22", "ltx"], ["module", "strips"]), ("wan21", "outside"), ("wan22", "outside")],
+    [
+        *itertools.product(["wan21", "wan22", "ltx", *HELD], ["module", "strips"]),
+        *itertools.product(["wan21", "wan22", *HELD], ["outside"]),
+    ],
 )
 def test_no_frame_is_read_before_it_is_there(
     card: Card, name: str, way: str, settings: Any, monkeypatch: pytest.MonkeyPatch
@@ -79,7 +86,7 @@ def test_no_frame_is_read_before_it_is_there(
         assert psnr(frames, stock) >= 40
 
 
-@pytest.mark.parametrize("name", ["wan21", "wan22", "ltx"])
+@pytest.mark.parametrize("name", ["wan21", "wan22", "ltx", *HELD])
 def test_what_is_predicted_is_taken(card: Card, name: str) -> None:
     """By the module, beyond the weights, in bytes that the allocator gives out; the same for four times the frames."""
     decoded(name, latent(name, 3))  # what libraries keep for good
@@ -93,24 +100,28 @@ def test_what_is_predicted_is_taken(card: Card, name: str) -> None:
         # Tensors alone: what kernels hold inside is counted too, and those of this card hold nothing.
         assert row.live == pytest.approx(row.predicted.live, rel=0.02, abs=2**20)
         taken.append(row.live)
-    if name != "ltx":
+    if name not in ("ltx", "cogvideox"):  # whose modules see all frames at once, or in part
         assert taken[1] == pytest.approx(taken[0], rel=0.01)
 
 
 @pytest.mark.parametrize("way", ["module", "strips"])
-@pytest.mark.parametrize("name", ["wan21", "wan22"])
+@pytest.mark.parametrize("name", ["wan21", "wan22", "hunyuan_video15"])
 def test_a_budget_is_kept_and_nothing_stays(card: Card, name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the module a tenth more than it needs; of strips the least that they can do with, which is less than half."""
-    x = AUTOENCODERS[name].latent(16, 14, cells_in_time=5)
+    """Of the module a tenth more than it needs; of strips half of that, or of Wan the least that they can do with,
+    which is less (of HunyuanVideo, whose middle sees all frames, that takes minutes to find)."""
+    has_middle = name == "hunyuan_video15"
+    x = AUTOENCODERS[name].latent(*((8, 6) if has_middle else (16, 14)), cells_in_time=5)
     _, row = decoded(name, x)
     assert row.predicted is not None
     budget = 1.1 * (row.predicted.weights + row.predicted.activations) / GB
     if way == "strips":
         monkeypatch.setattr(host_chunks, "fits_as_module", lambda *_: False)
-        with pytest.raises(BudgetTooSmall) as failure:
-            decoded(name, x, row.predicted.weights / GB + 1e-3)
-        budget = failure.value.least / GB
-        assert failure.value.least - row.predicted.weights < 0.5 * row.predicted.activations
+        budget = (row.predicted.weights + 0.5 * row.predicted.activations) / GB
+        if not has_middle:
+            with pytest.raises(BudgetTooSmall) as failure:
+                decoded(name, x, row.predicted.weights / GB + 1e-3)
+            assert failure.value.least < budget * GB
+            budget = failure.value.least / GB
     model_management.unload_all_models()
     gc.collect()
     torch.cuda.empty_cache()

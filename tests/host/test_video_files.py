@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
+import math
 import sys
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,12 +20,15 @@ from torch import Tensor
 
 from headroom.host.measure.runs import LOG
 from headroom.host.streaming.source import State
+from headroom.host.vae import geometry
+from headroom.host.vae.geometry import Geometry
 from headroom.host.video_files import to_file
 from headroom.host.video_files.from_file import Resizing, encode_from_file
 from headroom.host.video_files.host_video import Frames, video_of
 from headroom.host.video_files.output import unfinished
 from headroom.host.video_files.segments import Segments
 from headroom.host.video_files.to_file import FileRequest, Written, decode_to_file
+from headroom.memory.on_disk import KEEP_FREE
 from headroom.video import FORMATS, FrameReader
 
 from ..nightly import grid
@@ -381,6 +387,45 @@ def test_a_disk_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**28 + 1000))
     with pytest.raises(ValueError, match=r"17 frames of 48 x 32 as mkv ffv1 needs .* are free"):
         decode("wan21")
+
+
+@pytest.mark.parametrize(
+    ("name", "direction"),
+    [*itertools.product(["hunyuan_video", "hunyuan_video15"], ["decode", "encode"]), ("cogvideox", "decode")],
+)
+def test_maps_of_all_frames_find_no_disk(
+    name: str, direction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is asked for beforehand is what is taken, and a disk without it is refused before any work."""
+    import shutil
+
+    kind, taken, asked = AUTOENCODERS[name], list[int](), list[int]()
+    frames = write(eight_bits(kind.pixels(2 * kind.shrink, 3 * kind.shrink, 9))) if direction == "encode" else None
+
+    def run() -> None:
+        if frames is None:
+            decode(name)
+        else:
+            encode_from_file(kind.load(), Frames(video_of(frames)), Resizing(), 0.0)
+
+    def hold(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        taken.append(math.prod(shape) * dtype.itemsize)
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Geometry, "hold", staticmethod(hold))
+        patched.setattr(geometry, "require_room", lambda folder, needed, what: asked.append(needed))
+        run()
+    assert asked == [sum(taken)]
+    temporary, usage = tmp_path / "temporary", shutil.disk_usage("/")
+    temporary.mkdir()
+    full = usage._replace(free=KEEP_FREE + sum(taken) - 1)
+    monkeypatch.setattr(folder_paths, "temp_directory", str(temporary))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: full if Path(path) == temporary else usage)
+    part = getattr(kind.load().first_stage_model, "decoder" if frames is None else "encoder")
+    monkeypatch.setattr(part.conv_in, "forward", lambda *_, **__: pytest.fail("something was computed"))
+    with pytest.raises(ValueError, match=r"what this VAE computes of all frames needs .* are free"):
+        run()
 
 
 # ------------------------------------------------------------------------------------------------------- encoding
