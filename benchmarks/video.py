@@ -178,8 +178,8 @@ def on_server() -> Section:
     section = Section()
     section.parts.append(
         "The most anonymous memory of a server while it decodes to a file, everything included, and that over the"
-        " first row's; prompts over HTTP, one after the other in this order, after one of 33 frames. The last row has"
-        " about as many frames as the first: what it has more grew with the prompts, not with the frames. LTX-Video"
+        " first row's; prompts over HTTP, a Memory Report behind each, in this order, after one of 33 frames. The last"
+        " has about as many frames as the first: what it has more grew with the prompts, not with the frames. LTX-Video"
         f" with a budget of {LTX_BUDGET} GB, less than its module needs. Empty latents of {SMALL[0]} x {SMALL[1]}"
         f" cells, {LOSSLESS}."
     )

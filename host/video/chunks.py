@@ -77,7 +77,7 @@ class Chunks:
 
     def held(self, shape: Sequence[int]) -> list[tuple[int, ...]]:
         """Shapes of the maps of all frames that :meth:`head` gives, or that :meth:`tail` is given, for an input of a
-        shape (1, C, T, H, W): where both are the module's own work, room for them is asked for beforehand."""
+        shape (1, C, T, H, W): room for them is asked for beforehand."""
         return []
 
     def kept(self) -> dict[str, Any]:
