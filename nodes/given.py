@@ -1,4 +1,4 @@
-"""Has a node check what it is given, by its own schema, before it runs."""
+"""Has a node check what it is given, by its own schema, before it runs, and end when it is cancelled."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from comfy_api.latest import io
 
+from ..host.core.cancel import until_cancelled
 from ..host.core.given import check_given, check_there
 
 Execute = Callable[..., io.NodeOutput]
@@ -24,6 +25,7 @@ def checked(execute: Execute) -> Execute:
     def run(cls: type[io.ComfyNode], *arguments: Any, **values: Any) -> io.NodeOutput:
         check_there(cls.INPUT_TYPES(), needed[len(arguments) :], values)
         check_given(cls.INPUT_TYPES(), values)
-        return execute(cls, *arguments, **values)
+        with until_cancelled():
+            return execute(cls, *arguments, **values)
 
     return run

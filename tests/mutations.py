@@ -1576,6 +1576,33 @@ WORKFLOWS = (
         ),
     ),
     *_of(
+        "host/core/cancel.py",
+        "host/test_cancel.py",
+        (
+            "a prediction in a prompt asks nobody whether it is still wanted",
+            "    with while_wanted(_not_cancelled):\n        yield\n",
+            "    yield\n",
+        ),
+    ),
+    *_of(
+        "host/planning/report.py",
+        "host/test_cancel.py",
+        (
+            "a report predicts for as long as it takes",
+            "return time.thread_time() < self.end",
+            "return True",
+        ),
+    ),
+    *_of(
+        "host/vae/strips.py",
+        "host/test_cancel.py",
+        (
+            "the search of a plan is deaf to a cancel",
+            "            on_search=model_management.throw_exception_if_processing_interrupted,\n",
+            "",
+        ),
+    ),
+    *_of(
         "host/workflow/shapes.py",
         f"host/test_workflow_files.py {ESTIMATE}",
         (

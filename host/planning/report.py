@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from ...graph.prompt import Graph, parents, upstream
 from ...memory import Row
-from ...memory.prediction import CannotPredict
+from ...memory.prediction import CannotPredict, GivenUp, while_wanted
 from ...memory.render import MemoryBar, NodeReport, draw_report, measured_bar, render_report
 from ..attention.override import overrides_of
 from ..core.device import describe_machine
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
 
 log = logging.getLogger(__name__)
+
+LONGEST = 15.0  # seconds of a core that a report takes to predict what its rows measured
 
 
 @dataclass(frozen=True)
@@ -61,7 +64,7 @@ def memory_report(prompt: str, node: str, graph: Graph, model: ModelPatcher | No
 
 def _node_reports(prompt: str, node: str, graph: Graph) -> Iterator[NodeReport]:
     """Nodes before the report, each after those it depends on; then whatever else this prompt has run so far."""
-    depended_on = _upstream(node, graph)
+    depended_on, limit = _upstream(node, graph), _Limit(LONGEST)
     elsewhere = [other for other in LOG.nodes(prompt) if other not in depended_on and graph.has_node(other)]
     for before in (*depended_on, *elsewhere):
         class_type = graph.get_node(before)["class_type"]
@@ -69,11 +72,21 @@ def _node_reports(prompt: str, node: str, graph: Graph) -> Iterator[NodeReport]:
         rows = LOG.rows(prompt, before)
         for row in rows:
             row.signature = signature
-            _ask(row)
+            _ask(row, limit)
         cached = [] if rows else LOG.earlier(before, signature)
         if class_type.startswith("Headroom") and not rows and not cached:
             continue  # it set something up; the node that used it is measured
         yield NodeReport(before, _display_name(class_type), rows or cached, cached=bool(cached))
+
+
+class _Limit:
+    """Of the time that all predictions of a report take; of this thread, so that a busy machine shortens none."""
+
+    def __init__(self, seconds: float) -> None:
+        self.end = time.thread_time() + seconds
+
+    def is_kept(self) -> bool:
+        return time.thread_time() < self.end
 
 
 @cache
@@ -82,12 +95,15 @@ def _can_predict() -> bool:
     return "HeadroomEstimate" not in withheld(missing())
 
 
-def _ask(row: Row) -> None:
-    """Has a row's work predicted, unless it has told already; a report must not fail for it."""
+def _ask(row: Row, limit: _Limit) -> None:
+    """Has a row's work predicted, unless it has told already; a report must neither fail for it nor wait for long."""
     if row.outcome != "done" or row.predicted is not None or not _can_predict():
         return
     try:
-        ask(row)
+        with while_wanted(limit.is_kept):
+            ask(row)
+    except GivenUp:
+        row.lines.append(f"not predicted: it would have taken more than {LONGEST:g} s; Will It Fit? takes its time")
     except (CannotPredict, ValueError, RuntimeError):
         log.debug("Headroom: no prediction of a measured stretch of work", exc_info=True)
 

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import torch
+from comfy import model_management
 from torch import Tensor
 
 from ...memory import Row
@@ -277,6 +278,7 @@ class ExactPass:
             out_device=self.vae.output_device,
             out_dtype=torch.float32,
             on_strip=on_strip,
+            on_search=model_management.throw_exception_if_processing_interrupted,
             on_plan=self._ask_host,
             attend=attend,
             owned=list(self.vae.first_stage_model.parameters()),

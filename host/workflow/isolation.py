@@ -19,7 +19,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode
 
-from ...memory.prediction import require_wanted
+from ...memory.prediction import require_wanted, while_wanted
 from ..prediction.host_answers import replaced
 
 SWITCHES = {
@@ -39,7 +39,12 @@ def beside_the_prompt() -> Iterator[None]:
             if getattr(owner, name, None) is not None:
                 stack.enter_context(replaced(owner, name, function))
         stack.enter_context(kernels)
+        stack.enter_context(while_wanted(_always))  # not until the prompt is cancelled, which is not this thread's
         yield
+
+
+def _always() -> bool:
+    return True
 
 
 Substitute = tuple[Any, str, Callable[..., Any]]

@@ -8,7 +8,7 @@ from .card import CAPABILITIES, GPU_CHOICES, THIS_MACHINE, Card, named_card
 from .convolution import ConvolutionCall
 from .fake import fake_copy, fake_mode, fake_tensor, fake_tree, name_modules
 from .forecast import Forecast, Stage, Verdict
-from .giving_up import GivenUp, require_wanted, while_wanted
+from .giving_up import GivenUp, is_asked, require_wanted, while_wanted
 from .live_bytes import LiveBytes
 from .numbers import forecast_numbers
 from .plans import QUALITIES, Fit, Loss, SamplingPlan, VAEPlan, choose
@@ -45,6 +45,7 @@ __all__ = [
     "fake_tensor",
     "fake_tree",
     "forecast_numbers",
+    "is_asked",
     "name_modules",
     "named_card",
     "predict",

@@ -16,12 +16,18 @@ _wanted: ContextVar[Callable[[], bool] | None] = ContextVar("headroom_wanted", d
 
 @contextmanager
 def while_wanted(wanted: Callable[[], bool]) -> Iterator[None]:
-    """Within it, work in this thread goes on for as long as the function says so."""
-    token = _wanted.set(wanted)
+    """Within it, work in this thread goes on for as long as the function says so, and those around it."""
+    outer = _wanted.get()
+    token = _wanted.set(wanted if outer is None else lambda: outer() and wanted())
     try:
         yield
     finally:
         _wanted.reset(token)
+
+
+def is_asked() -> bool:
+    """Whether work in this thread may be given up already."""
+    return _wanted.get() is not None
 
 
 def require_wanted() -> None:

@@ -72,6 +72,7 @@ class ExactRun:
         out_device, out_dtype: of the output; None = as the module makes it.
         on_strip: called before each strip with the share of the work done and, in the last pass, the output so far;
             may raise to stop.
+        on_search: called again and again while a schedule is looked for, which may take minutes; may raise to stop.
         on_plan: called with each schedule before it runs.
         attend: (query, key, value, scale) -> Tensor over (..., tokens, channels), exact. It may have a ``beside``,
             (device, dtype, queries, keys, channels, channels of values) -> bytes that it takes beyond its result.
@@ -95,6 +96,7 @@ class ExactRun:
         out_device: torch.device | None = None,
         out_dtype: torch.dtype | None = None,
         on_strip: Callable[[float, Tensor | None], None] = lambda share, out: None,
+        on_search: Callable[[], None] = lambda: None,
         on_plan: Callable[[Schedule], None] = lambda schedule: None,
         attend: Callable[..., Tensor] = attend,
         owned: Iterable[Tensor] = (),
@@ -107,7 +109,7 @@ class ExactRun:
     ) -> None:
         self.budget, self.store, self.rows, self.offload = budget, store, rows, offload
         self.out_device, self.out_dtype, self.beside = out_device, out_dtype, list(beside)
-        self.on_strip, self.on_plan = on_strip, on_plan
+        self.on_strip, self.on_search, self.on_plan = on_strip, on_search, on_plan
         self.plans = {} if plans is None else plans
         self.figures, self.new = figures, new
         self.remains = Remains()
@@ -214,7 +216,8 @@ class ExactRun:
             for _, out in pairs
             if allocated and isinstance(out, Tensor) and out.device.type in (device.type, "meta")
         ]
-        planner = Planner(analysis, device, [*made, *self.beside, *self.recorder.made], self.figures)
+        beside = [*made, *self.beside, *self.recorder.made]
+        planner = Planner(analysis, device, beside, self.figures, self.on_search)
         schedule = self._schedule(planner)
         self.report.schedules.append(schedule)
         self.on_plan(schedule)

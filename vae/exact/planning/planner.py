@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 
 import torch
@@ -28,12 +28,18 @@ class Planner:
         device: where it runs.
         beside: bytes of each tensor that is there all along: outputs that the run makes, and what is the caller's.
         figures: of the device; None: :func:`figures_of` it.
+        on_pass: called before each pass that is planned; may raise to stop.
     """
 
     def __init__(
-        self, analysis: Analysis, device: torch.device, beside: Sequence[int], figures: Figures | None = None
+        self,
+        analysis: Analysis,
+        device: torch.device,
+        beside: Sequence[int],
+        figures: Figures | None = None,
+        on_pass: Callable[[], None] = lambda: None,
     ) -> None:
-        self.analysis, self.device = analysis, device
+        self.analysis, self.device, self.on_pass = analysis, device, on_pass
         self.figures = figures or figures_of(device)
         self.beside = sum(map(self.figures.block, beside))
         self._costs: dict[Hashable, PassCost] = {}
@@ -68,6 +74,7 @@ class Planner:
         page_bytes = self._page_bytes(passes, choice)
         course = Course(self.figures, choice, self.beside)
         for place, one in enumerate(passes):
+            self.on_pass()
             course.add(one, self._cost(one, self.strip_rows(one, place, choice), page_bytes, course))
         return course.schedule(passes, page_bytes)
 
