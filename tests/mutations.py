@@ -382,8 +382,8 @@ VAE = (
         STRIPS,
         (
             "strips: a plan for another budget used again",
-            "key = (planner.signature(), self.budget, self.store, self.rows)",
-            "key = (planner.signature(), self.store, self.rows)",
+            "key = (planner.signature(), self.budget, self.store, self.rows, search.has_far)",
+            "key = (planner.signature(), self.store, self.rows, search.has_far)",
         ),
         (
             "strips: copies of the input left out of the budget",
@@ -1212,6 +1212,29 @@ VAES = (
         ("chunks: each is put where the first was", "        self.done += frames\n", "        self.done = frames\n"),
     ),
     *_of(
+        "vae/exact/running/pages.py",
+        "host/test_streaming.py",
+        (
+            "a free page waits for the garbage collector with the maps of a part",
+            "        self.is_over = True\n        self.free.clear()\n",
+            "",
+        ),
+        (
+            "a plan counts maps in a file as if they were in memory",
+            "                del self.slabs[page]\n\n    def pieces",
+            "                pass\n\n    def pieces",
+        ),
+    ),
+    *_of(
+        "vae/exact/chunked.py",
+        "host/test_streaming.py",
+        (
+            "all frames of a latent lie on the device",
+            "        if one.device == x.device:\n",
+            "        x = self.bring(x)\n        if one.device == x.device:\n",
+        ),
+    ),
+    *_of(
         "vae/exact/planned_chunks.py",
         "host/test_streaming.py host/test_video.py",
         (
@@ -1582,6 +1605,11 @@ WORKFLOWS = (
             "a prediction in a prompt asks nobody whether it is still wanted",
             "    with while_wanted(_not_cancelled):\n        yield\n",
             "    yield\n",
+        ),
+        (
+            "what a module computes of all frames asks nobody",
+            "        comfy.model_management.throw_exception_if_processing_interrupted()\n        return function",
+            "        return function",
         ),
     ),
     *_of(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import comfy.model_management
+from torch.overrides import TorchFunctionMode
 
 from ...memory.prediction import is_asked, while_wanted
 
@@ -29,3 +31,13 @@ def until_cancelled() -> Iterator[None]:
 def _not_cancelled() -> bool:
     comfy.model_management.throw_exception_if_processing_interrupted()
     return True
+
+
+class AskedAtEachFunction(TorchFunctionMode):
+    """Within it, a module that computes for long ends at its next function once the prompt is cancelled."""
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        comfy.model_management.throw_exception_if_processing_interrupted()
+        return function(*args, **(kwargs or {}))

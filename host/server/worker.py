@@ -117,12 +117,18 @@ class _Job(Generic[Result]):
         """Since its turn came."""
         return time.monotonic() - self.began if self.began else 0.0
 
+    def _goes_on(self) -> bool:
+        """Whether it is wanted. Asked at each operator, where the interpreter's lock is handed to whoever waits for it:
+        the prompt that runs and the server, for which work that is all Python would leave little of its time."""
+        time.sleep(0)
+        return self.wanted.is_set()
+
     def run(self) -> None:
         """Does the work, unless it was given up or is done."""
         while self.wanted.is_set() and not self.answer.done():
             self.began = self.began or time.monotonic()
             try:
-                with while_wanted(self.wanted.is_set):
+                with while_wanted(self._goes_on):
                     self.answer.set_result(self._work())
             except GivenUp:  # its own, or the one that was raised for the work before: that goes round once more
                 log.info("Headroom gave up a prediction after %.0f s", self.seconds())

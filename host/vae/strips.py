@@ -20,6 +20,7 @@ from ...vae.exact import (
     DoesNotFit,
     ExactRun,
     FollowedRun,
+    Hold,
     PlannedRun,
     Report,
     Schedule,
@@ -34,7 +35,7 @@ from ..attention.in_vae import attend
 from ..core.compat import is_out_of_memory
 from ..measure.calibrated import in_strips, workspaces_on
 from ..measure.runs import notice
-from ..video.along import Hold, described, first_way, is_chunked, maker_of, others
+from ..video.along import described, first_way, is_chunked, maker_of, others
 from ..video.chunks import Chunks
 from ..video.families import chunks_of
 from .geometry import Geometry
@@ -72,8 +73,7 @@ class StripCoder:
 
     def exact_pass(self, x: Tensor, row: Row) -> ExactPass:
         """What the slices of a batch share, with what their results leave of the budget."""
-        geometry, dtype = self.geometry, self.vae.vae_dtype
-        gathered = self.gathered_bytes(x)
+        geometry, dtype, gathered = self.geometry, self.vae.vae_dtype, self.gathered_bytes(x)
         one_video = x.ndim == 5 and x.shape[2] > 1 and min(x.shape[0], geometry.slice_step(x)) == 1
         chunks = chunks_of(self.vae.first_stage_model, geometry.direction) if one_video else None
         return ExactPass(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -12,10 +12,9 @@ from torch import Tensor
 
 from ...memory.accelerator import has_own_memory
 from ...memory.units import format_bytes
-from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks, PlannedRun, Report
+from ...vae.exact import ChunkedRun, ExactRun, Hold, PlannedChunks, PlannedRun, Report
 from .chunks import Chunks
 
-Hold = Callable[[Sequence[int], torch.dtype], Tensor]
 OUTSIDE = "chunks, outside"
 MIB = 2**20
 #: As the report calls them: rows of all frames, or of a chunk's, with what the VAE keeps from chunk to chunk on the
@@ -110,7 +109,8 @@ def described(report: Report, along: str, store: torch.dtype | None) -> Iterator
     if report.aside > MIB:
         yield f"maps of all frames beside its chunks, {format_bytes(report.aside)}"
     if report.host_peak:
-        yield f"stored maps in host memory, {format_bytes(report.host_peak)}"
+        where = "a file" if report.in_file else "host memory"
+        yield f"stored maps in {where}, {format_bytes(report.host_peak)}"
     if report.materialised:
         named = ", ".join(f"{name} x{count}" for name, count in sorted(Counter(report.materialised).items()))
         yield f"whole maps, beyond the plan, for: {named}"

@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from ..core.cancel import AskedAtEachFunction
+
 Borders = list[tuple[int, int]]
 
 
@@ -112,4 +114,8 @@ def head_of(
         bring: to the device.
         aside: what is computed of all frames to where it waits for its chunks.
     """
-    return list(map(aside, chunks.head(bring(x)))) if chunks.has_head else [x]
+    if not chunks.has_head:
+        return [x]
+    with AskedAtEachFunction():
+        parts = chunks.head(bring(x))
+    return list(map(aside, parts))

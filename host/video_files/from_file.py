@@ -15,6 +15,7 @@ from torch import Tensor
 from ...memory import Row
 from ...vae import Direction
 from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks
+from ..core.cancel import AskedAtEachFunction
 from ..core.compat import device_context, is_out_of_memory, show_on_node
 from ..measure.runs import Following, measured, notice
 from ..streaming.gathered import exactly
@@ -199,8 +200,8 @@ class _Encoding:
                 gathered[:, :, done : done + piece.shape[2]] = piece
                 done += piece.shape[2]
         if gathered is not None:
-            model_management.throw_exception_if_processing_interrupted()
-            out = chunks.tail(gathered.to(device=vae.device, dtype=vae.vae_dtype))
+            with AskedAtEachFunction():
+                out = chunks.tail(gathered.to(device=vae.device, dtype=vae.vae_dtype))
             parts.append(out.to(vae.output_device, torch.float32))
         row.lines.append(f"exact: {chunks.by_module}")
         return torch.cat(parts, 2).to(vae.vae_output_dtype())

@@ -7,11 +7,13 @@ import re
 
 from headroom.tools.server.client import PromptFailed, Workflow
 
-from .cases import DIFFERENT, FINE, RAW, SENTENCE, STOPPED, Found
+from .cases import DIFFERENT, FINE, RAW, SENTENCE, STOPPED, THEIRS, Found
 from .prompts import resized, results
-from .stand import Stand, api_graphs
+from .stand import Stand, api_graphs, judged
 
 FAULTS = "faults"
+# What the host logs, and goes on without the patch of that weight.
+WITHOUT_PATCH = re.compile(r"ERROR \w+ \S+ CUDA out of memory")
 APPROXIMATE = re.compile(r"approximate|falls? back|fell back|instead", re.IGNORECASE)
 
 
@@ -53,7 +55,7 @@ class Injected:
         except PromptFailed as error:
             outcome, detail = STOPPED, f"{error.node_type}: {error.exception_type}: {error.exception_message}"[:300]
             if "OutOfMemory" not in error.exception_type and "memory" not in error.exception_message:
-                outcome = RAW
+                outcome = judged(error)[0]  # a library of the host may have made another error of it
         state = self.stand.client.get("/campaign/fault")
         self.arm(0)
         what = f"{name} at operator {after} of {operators}, {state['failed'] or 'not reached'}"
@@ -61,9 +63,12 @@ class Injected:
             return Found(RAW, what, detail)
         if made is not None and made != expected:
             said = said_of(self.stand)
-            if not APPROXIMATE.search(said):
-                return Found(DIFFERENT, what, f"and nothing says why: {said[:300]}")
-            outcome, detail = SENTENCE, said[:200]
+            if WITHOUT_PATCH.search(said):
+                outcome, detail = THEIRS, said[-200:]
+            elif not APPROXIMATE.search(said):
+                return Found(DIFFERENT, what, f"and nothing says why: {said[-600:]}")
+            else:
+                outcome, detail = SENTENCE, said[:200]
         if self.fresh(self.graphs[name]) != expected:
             return Found(DIFFERENT, what, f"the next prompt; before it: {detail}")
         return Found(outcome, what, detail)

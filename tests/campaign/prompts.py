@@ -8,7 +8,7 @@ import threading
 import time
 from typing import Any
 
-from headroom.tools.server.client import Client, PromptInterrupted, Workflow
+from headroom.tools.server.client import Client, PromptInterrupted, PromptRejected, Workflow
 
 from .cases import DIFFERENT, FINE, HANG, RAW, STOPPED, Found
 from .mutate import MOST_WORK, mutated, work
@@ -108,6 +108,9 @@ class Soak:
         return Found(found.outcome if found.outcome == FINE else RAW, name, f"{sizes} {found.detail}".strip())
 
 
+TO_ONE_ESTIMATE = 10  # calls of routes, of which an estimate takes a second or two
+
+
 class Clients:
     """Several at once: each gets what it gets alone."""
 
@@ -118,15 +121,28 @@ class Clients:
     def __init__(self, stand: Stand) -> None:
         self.stand, graphs = stand, api_graphs()
         self.graphs = {name: graphs[name] for name in self.GRAPHS}
+        self.answers: list[Any] = []  # of the routes, when nothing else runs
+
+    def asked(self, client: Client, number: int) -> Any:
+        """The answer of one of the pack's routes."""
+        if number == 0:
+            try:
+                return client.get("/headroom/runs/nobody")
+            except PromptRejected as error:  # with a sentence
+                return str(error)
+        return client.post("/headroom/estimate", {"prompt": self.graphs[self.GRAPHS[number - 1]], "vram_gb": 8})
 
     def case(self, chance: random.Random) -> Found:
-        """A round: all of them queue different prompts and ask for estimates meanwhile."""
+        """A round: all of them queue different prompts and ask for estimates, and a further one asks the routes all the
+        while."""
+        routes = 1 + len(self.GRAPHS)
+        self.answers = self.answers or [self.asked(self.stand.client, number) for number in range(routes)]
         rounds = [
             (name, reseeded(self.graphs[name], chance.randrange(2**31)))
             for name in chance.choices(list(self.graphs), k=self.COUNT)
         ]
         url, found = self.stand.server.url, {}
-        slowest = [0.0]
+        slowest, others = [0.0], list[int]()
 
         def one(number: int) -> None:
             client = Client(url, timeout=4 * LONGEST)
@@ -139,21 +155,31 @@ class Clients:
                 Client(url).system_stats()
                 slowest[0] = max(slowest[0], time.monotonic() - started)
 
+        def ask(done: threading.Event) -> None:
+            client = Client(url, timeout=4 * LONGEST)
+            while not done.wait(0.02):
+                number, rest = divmod(len(others), TO_ONE_ESTIMATE)
+                number = 0 if rest else 1 + number % (routes - 1)
+                others.append(number if self.asked(client, number) == self.answers[number] else -1)
+
         done = threading.Event()
         threads = [threading.Thread(target=one, args=(number,)) for number in range(self.COUNT)]
-        watching = threading.Thread(target=watch, args=(done,))
-        for thread in (*threads, watching):
+        beside = [threading.Thread(target=one, args=(done,)) for one in (watch, ask)]
+        for thread in (*threads, *beside):
             thread.start()
         for thread in threads:
             thread.join()
         done.set()
-        watching.join()
+        for thread in beside:
+            thread.join()
         what = ", ".join(name for name, _ in rounds)
         for number, (name, workflow) in enumerate(rounds):
             self.stand.client.free()
             if found.get(number) != results(self.stand.client, workflow):
                 return Found(DIFFERENT, what, name)
-        detail = f"/system_stats within {slowest[0]:.2f} s"
+        if -1 in others:
+            return Found(DIFFERENT, what, f"a route, after {others.index(-1)} others")
+        detail = f"/system_stats within {slowest[0]:.2f} s, {len(others)} answers of routes"
         return Found(HANG if slowest[0] > 0.5 else FINE, what, detail)
 
 

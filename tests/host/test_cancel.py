@@ -1,17 +1,21 @@
 """A prompt that is cancelled while something is predicted or planned, where nothing of the host asks for it."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import comfy.model_management as model_management
 import pytest
+import torch
 from comfy_execution.graph import DynamicPrompt
+from torch import Tensor
 
 import headroom.host.planning.report as report
 from headroom.host.attention.backend import apply_attention
 from headroom.host.measure.runs import LOG
 from headroom.host.planning.fit import find_fit
 from headroom.host.prediction.stages import Question, estimate
+from headroom.host.streaming.choice import Decoding
 from headroom.memory import Row
 from headroom.memory.prediction import LiveBytes, named_card
 from headroom.nodes import NODES
@@ -21,6 +25,7 @@ from headroom.vae.exact.planning.planner import Planner
 from .autoencoders import AUTOENCODERS
 from .families import FAMILIES, sample
 from .test_exact_vae import exact, input_of
+from .test_streaming import Silent
 from .workflows import with_headroom
 
 Wrapped = Callable[..., Any]
@@ -120,3 +125,26 @@ def test_the_search_of_a_plan_ends_at_the_next_pass(monkeypatch: pytest.MonkeyPa
         exact("sd", tile_size=0, vram_budget_gb=0.01).decode(x)
     assert total[0] > 100
     assert planned[0] == 10
+
+
+def test_what_a_module_computes_of_all_frames_ends_at_its_next_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = AUTOENCODERS["cogvideox"].latent(4, 5, cells_in_time=6)
+
+    def convolutions(cancelled_at: int) -> list[int]:
+        way = Decoding.of(AUTOENCODERS["cogvideox"].load(), {"samples": x}, 0.0)
+        source = way.source(Row("decode"), Silent())
+        count, convolution = [0], torch.nn.functional.conv3d
+
+        def counting(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+            count[0] += type(x) is Tensor
+            if count[0] == cancelled_at:
+                model_management.interrupt_current_processing()
+            return convolution(x, *args, **kwargs)
+
+        with monkeypatch.context() as patched, contextlib.suppress(model_management.InterruptProcessingException):
+            patched.setattr(torch.nn.functional, "conv3d", counting)
+            source.run(lambda piece: None, lambda save: None, 0, {})
+        return count
+
+    assert convolutions(-1)[0] > 100
+    assert convolutions(10) == [10]

@@ -15,6 +15,7 @@ from .planning.schedule import Schedule
 from .recording.record import Recorded
 from .recording.value import CannotRecord
 from .report import Report
+from .running.arena import Hold
 from .running.stores import StoreOverflow
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "DoesNotFit",
     "ExactRun",
     "FollowedRun",
+    "Hold",
     "PlannedChunks",
     "PlannedRun",
     "Recorded",

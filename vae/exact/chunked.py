@@ -2,50 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .engine import PLACES, DoesNotFit, ExactRun
+from .engine import PLACES, DoesNotFit
 from .operations.graph import Node
-from .operations.leaves import Held
-from .planning.schedule import SlabRows
+from .parts import ModulePart, PartsRun, PlaceOf
 from .recording.chunk_by_chunk import ChunkByChunk
 from .recording.record import Recorded
-from .recording.value import CannotRecord, Value
-from .runner import Target, into
 from .running.all_frames import AllFrames, in_memory
 from .running.carried import Carried, carried
-from .running.kernels import Kernels
-from .running.parking import Parking
 
 # The first chunk finds no cache, the second a short one; Wan 2.1's encoder takes two of these for a latent frame, and
 # what it keeps has its full length after the sixth.
 ALIKE = 7
-ModulePart = Callable[..., Sequence[Tensor]]
 Share = tuple[float, float]
-PlaceOf = Callable[[Node], Tensor]
-LAST = 3  # plans that :meth:`ChunkedRun.explain` tells of
 
 
-class ChunkedRun(ExactRun):
-    """An :class:`ExactRun` of chunk after chunk, each of them in strips of rows.
-
-    What the module keeps of a chunk for the next one, whichever way it keeps it, is computed with the chunk and lies on
-    the device until the chunk after that is done: two of each, whatever the number of chunks. Or it is sent to host
-    memory strip by strip, and fetched so, with copies beside the computation.
+class ChunkedRun(PartsRun):
+    """A :class:`PartsRun` of chunk after chunk, each of them in strips of rows.
 
     What the module computes of all frames, before its chunks or behind them, is computed in strips too, and lies in
     host memory.
 
     Args:
         begin: (frames of the input) -> a new :class:`ChunkByChunk`.
-        outside: what the module keeps lies in host memory.
         hold: (shape, dtype) -> a tensor in host memory, for maps of all frames that are no result.
         holds_on_disk: those take no memory.
-        others: of :class:`ExactRun`.
+        others: of :class:`PartsRun`.
 
     Attributes:
         bring: a chunk of the input to the device.
@@ -58,23 +46,18 @@ class ChunkedRun(ExactRun):
     told = 0.0  # share of the work that was told of last
     given = 0  # frames of the whole result
     so_far: Tensor | None = None  # the result, with zeros where it is not there yet
-    _kept: Sequence[Tensor] = ()
-    _sent = 0  # bytes that the last chunk left in host memory
 
     def __init__(
         self,
         begin: Callable[[int], ChunkByChunk],
         *others: Any,
-        outside: bool = False,
         hold: Callable[[Sequence[int], torch.dtype], Tensor] = in_memory,
         holds_on_disk: bool = False,
         **named: Any,
     ) -> None:
         super().__init__(*others, **named)
-        self.begin, self.outside = begin, outside
+        self.begin = begin
         self.hold, self.holds_on_disk = hold, holds_on_disk
-        self.held: list[int] = []  # bytes of maps of all frames that are no result, where they count
-        self.parking: Parking | None = None
         self.bring: Callable[[Tensor], Tensor] = lambda x: x
         self.after_chunk: Callable[[ChunkByChunk], None] = lambda chunks: None
 
@@ -114,53 +97,64 @@ class ChunkedRun(ExactRun):
         try:
             parts: Sequence[Tensor] = [x]
             if chunks.has_head:
-                brought = self.bring(x)
-                parts = self._of_all(chunks.head, brought, brought.device, next(shares), self._aside)
-                del brought
+                parts = self._of_all(chunks.head, x, next(shares), self._aside)
             gathered = AllFrames(self._aside, self.given) if chunks.has_tail else None
             for start, stop in borders:
                 self.share = next(shares)
                 of_chunk = [self.bring(part[:, :, start:stop]) for part in parts]
-                device = of_chunk[0].device
                 pieces = self.chunk(chunks.step, *of_chunk, result=gathered.place if gathered else None)
                 del of_chunk
                 while pieces and gathered is None:
                     take(pieces.pop(0))
                 self.after_chunk(chunks)
             if gathered is not None:
-                for piece in self._of_all(lambda x: [chunks.tail(x)], gathered.whole(), device, next(shares)):
+                for piece in self._of_all(lambda x: [chunks.tail(x)], gathered.whole(), next(shares)):
                     take(piece)
         finally:
             if self.parking is not None:
                 self.parking.close()
 
-    def _of_all(
-        self,
-        work: ModulePart,
-        x: Tensor,
-        device: torch.device,
-        share: Share,
-        result: PlaceOf | None = None,
-    ) -> list[Tensor]:
+    def _of_all(self, work: ModulePart, x: Tensor, share: Share, result: PlaceOf | None = None) -> list[Tensor]:
         """A part of the module that sees all frames, cut along rows or, where nothing fits so, along frames.
 
         Args:
+            x: all frames, in host memory or on the device.
             share: of the whole work.
             result: as of :meth:`chunk`.
 
         Raises:
             DoesNotFit: with the least of both.
         """
-        self.share, least, x = share, list[int](), x.to(device)
-        for place in PLACES.values():
-            self.recorder.place = place
-            try:
-                return self.chunk(work, x, result=result)
-            except DoesNotFit as error:
-                least.append(error.least)
-            finally:
-                self.recorder.place = PLACES["rows"]
-        raise DoesNotFit(min(least))
+        self.share, least = share, list[int]()
+        if self.holds_on_disk:
+            self.far = self.hold
+        try:
+            for place in PLACES.values():
+                self.recorder.place, before = place, self._beside()
+                try:
+                    return self.chunk(work, result=result, opened=partial(self.opened, x))
+                except DoesNotFit as error:
+                    least.append(error.least)
+                    self.beside, self.held, self.report.aside = before
+            raise DoesNotFit(min(least))
+        finally:
+            self.recorder.place, self.far = PLACES["rows"], None
+
+    def _beside(self) -> tuple[list[int], list[int], int]:
+        """What lies beside the computation by now: a way that does not fit leaves nothing there."""
+        return list(self.beside), list(self.held), self.report.aside
+
+    def opened(self, x: Tensor) -> Recorded:
+        """All frames, as a part of the module begins with them: what :attr:`bring` would move to the device comes there
+        from host memory piece by piece, and what is there belongs to the caller."""
+        one = self.bring(x[:, :, :1])
+        if one.device == x.device:
+            return self.recorder.leaf(x if one.dtype == x.dtype else self.bring(x))
+        return self._arriving(x.to(one.dtype), one.device)
+
+    def _arriving(self, tensor: Tensor, device: torch.device) -> Recorded:
+        rows = self.recorder.leaf(tensor).node.rows
+        return Recorded(Carried.opened(tensor, rows, device, self._parking(device)).node, self.recorder)
 
     def _aside(self, node: Node, shape: Sequence[int] = ()) -> Tensor:
         """Room for a map that is no result, or for one of all frames that it is a part of."""
@@ -178,114 +172,13 @@ class ChunkedRun(ExactRun):
             tensor: in host memory.
             device: of the computation.
         """
-        if not self.outside:
-            return self.recorder.leaf(tensor.to(device))
-        rows = self.recorder.leaf(tensor).node.rows
-        return Recorded(Carried.opened(tensor, rows, device, self._parking(device)).node, self.recorder)
-
-    def _parking(self, device: torch.device) -> Parking | None:
-        if self.parking is None:
-            self.parking = Parking(device)
-        return self.parking
-
-    def _held(self) -> list[Tensor]:
-        """What the module keeps of a chunk for the next one."""
-        found = (recorded.node.op.whole(recorded.node) for recorded in list(self.recorder.live))
-        return [tensor for tensor in found if tensor is not None]
-
-    def chunk(self, step: ModulePart, *parts: Tensor, result: PlaceOf | None = None) -> list[Tensor]:
-        """One chunk: its results.
-
-        Args:
-            step: calls the module with the chunk, (B, C, t, H, W), and returns its results.
-            parts: of the chunk, on the device.
-            result: makes what a result is put into, which takes no memory of the device; None: a tensor in
-                :attr:`out_dtype` on :attr:`out_device`.
-
-        Raises:
-            DoesNotFit, CannotRecord, StoreOverflow: as :meth:`run`.
-        """
-        given, there = self.beside, [*parts, *self._kept]
-        self.beside = [*given, *self.held, *(tensor.nbytes for tensor in there)]
-        try:
-            outs = self._chunk(step, parts, result)
-        finally:
-            self.beside = given
-        self.recorder.made.clear()
-        self.remains.clear()
-        return outs
-
-    def _chunk(self, step: ModulePart, parts: Sequence[Tensor], result: PlaceOf | None) -> list[Tensor]:
-        with self.recorder:
-            nodes = _nodes(step(*map(self.recorder.leaf, parts)))
-            self.recorder.flush()
-        self.report.materialised = self.recorder.materialised
-        # In the order of their recording, which is the next chunk's too: chunks that are alike have one plan.
-        alive = sorted(self.recorder.live, key=lambda recorded: recorded.node.order)
-        keep = {recorded.node: None for recorded in alive if not self._stays(recorded.node)}
-        outs = [self._result(node) if result is None else result(node) for node in nodes]
-        targets: list[Target] = [out if result is None else into(out, node) for node, out in zip(nodes, outs)]
-        if self.outside:
-            kept = self._send(list(zip(nodes, targets)), keep)
-        else:
-            tensors = {node: self._empty(node) for node in keep}
-            # A chunk may keep what it returns: written to both.
-            self._execute([*zip(nodes, targets), *tensors.items()], allocated=True)
-            kept = {node: _held(node, tensor) for node, tensor in tensors.items()}
-        self.report.condense()
-        del self._explained[:-LAST]
-        for recorded in alive:
-            if recorded.node in kept:
-                recorded.value = Value(kept[recorded.node])  # not as a view of the chunk, which is to go
-        self._kept = self._held()
-        return outs
-
-    def _stays(self, node: Node) -> bool:
-        """Whether a map that the module keeps is where it is to be."""
-        return node.op.is_tensor or carried(node) is not None
-
-    def _send(self, results: Sequence[tuple[Node, Target]], keep: Iterable[Node]) -> dict[Node, Node]:
-        """Computes a chunk, and sends what is kept of it to host memory."""
-        stores = {node: self._store(node) for node in keep}
-        pairs: list[tuple[Node, Target]] = [*results, *((node, store.append) for node, store in stores.items())]
-        schedule = self._execute(pairs, allocated=True, sent=stores)
-        before, self._sent = self._sent, sum(node.bytes for node in stores)
-        self.report.carried = max(self.report.carried, before + self._sent)
-        for node, store in stores.items():
-            self._end(store, schedule.sent[node])
-        return {node: store.node for node, store in stores.items()}
-
-    def _store(self, node: Node) -> Carried:
-        return Carried(node, Kernels(node.device), node.dtype, self._parking(node.device))
-
-    def _end(self, store: Carried, layout: SlabRows) -> None:
-        """All strips of a map are sent."""
-        store.rest()
-
-    def _empty(self, node: Node) -> Tensor:
-        """For what the module keeps."""
-        return node.empty(node.rows.count)
-
-    def _result(self, node: Node) -> Tensor:
-        return torch.zeros(node.shape, dtype=self.out_dtype or node.dtype, device=self.out_device or node.device)
+        return self._arriving(tensor, device) if self.outside else self.recorder.leaf(tensor.to(device))
 
     def _tell(self, share: float, out: Tensor | None) -> None:
         begin, end = self.share
         # A chunk in which something asks for a whole map begins anew.
         self.told = max(self.told, begin + (end - begin) * share)
         super()._tell(self.told, self.so_far)
-
-    def close(self) -> None:
-        super().close()
-        self._kept = ()
-
-
-def _nodes(results: Sequence[Tensor]) -> list[Node]:
-    """Of recorded results; apart from where they are read, so that these die before the chunk is planned."""
-    for result in results:
-        if not isinstance(result, Recorded):
-            raise CannotRecord("a chunk's result is not of its frames")
-    return [result.node for result in results]  # type: ignore[attr-defined]
 
 
 def kept_of(node: Node) -> Tensor:
@@ -294,7 +187,3 @@ def kept_of(node: Node) -> Tensor:
     whole = node.op.whole(node) if outside is None else outside.gathered()
     assert whole is not None, "what is kept has been computed"
     return whole
-
-
-def _held(node: Node, tensor: Tensor) -> Node:
-    return Node(Held(tensor, node.rows.dim, node.rows.unit), (), node.shape, node.dtype, node.device, node.rows)

@@ -27,6 +27,7 @@ from .recording.value import CannotRecord
 from .report import Report
 from .rules import apply
 from .runner import PassRunner, Remains, Target
+from .running.arena import Arena, Hold
 from .running.heap import give_back_free_pages
 
 log = logging.getLogger(__name__)
@@ -85,6 +86,10 @@ class ExactRun:
         new: (shape, dtype, device) -> zeros, for the result.
         along: what strips are cut along: "rows", or "frames" of a (1, C, T, H, W) tensor: then what is said of rows
             here is meant of frames.
+
+    Attributes:
+        far: (shape, dtype) -> a tensor in a file: on a CPU stored maps may lie there, whose pages the system writes out
+            and reads again; None: in memory only.
     """
 
     def __init__(
@@ -112,6 +117,7 @@ class ExactRun:
         self.on_strip, self.on_search, self.on_plan = on_strip, on_search, on_plan
         self.plans = {} if plans is None else plans
         self.figures, self.new = figures, new
+        self.far: Hold | None = None
         self.remains = Remains()
         self.report = Report()
         self._refused: dict[Hashable, PlannedBefore] = {}  # what needs least, of computations that do not fit
@@ -220,15 +226,16 @@ class ExactRun:
         planner = Planner(analysis, device, beside, self.figures, self.on_search)
         schedule = self._schedule(planner)
         self.report.schedules.append(schedule)
+        self.report.in_file |= self.far is not None and device.type == "cpu" and schedule.choice.outside
         self.on_plan(schedule)
         self._run(schedule, pairs, device)
         return schedule
 
     def _schedule(self, planner: Planner) -> Schedule:
-        search = Search(planner, self.budget, self.store, self.rows)
+        search = Search(planner, self.budget, self.store, self.rows, self.far is not None)
         if self.offload:
             return self._explain(search.outside())
-        key = (planner.signature(), self.budget, self.store, self.rows)
+        key = (planner.signature(), self.budget, self.store, self.rows, search.has_far)
         if key in self.plans:
             return self._explain(planner.again(self.plans[key]), is_new=False)
         refused = self._refused.get(key)
@@ -252,7 +259,8 @@ class ExactRun:
         return schedule
 
     def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Target]], device: torch.device) -> None:
-        passes = PassRunner(self.remains, schedule, pairs, device)
+        far = None if self.far is None else Arena(self.far, schedule.host_peak).take
+        passes = PassRunner(self.remains, schedule, pairs, device, far)
         done = 0.0
         try:
             # Counted before they run: what a pass computes becomes a leaf, which costs nothing.

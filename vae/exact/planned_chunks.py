@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .chunked import ALIKE, ChunkedRun, ModulePart, PlaceOf, Share
+from .chunked import ALIKE, ChunkedRun, Share
 from .engine import PLACES, DoesNotFit
 from .operations.graph import Node
 from .operations.leaves import Held
+from .parts import ModulePart, PlaceOf
 from .planned import PlannedRun
 from .planning.schedule import Schedule, SlabRows
 from .running.carried import Carried
@@ -32,23 +34,17 @@ class PlannedChunks(PlannedRun, ChunkedRun):
         if self.least:
             raise DoesNotFit(self.least)
 
-    def _of_all(
-        self,
-        work: ModulePart,
-        x: Tensor,
-        device: torch.device,
-        share: Share,
-        result: PlaceOf | None = None,
-    ) -> list[Tensor]:
-        before, tried = self.least, list[int]()
-        x = torch.empty((), dtype=x.dtype, device=device).expand(x.shape)
+    def _of_all(self, work: ModulePart, x: Tensor, share: Share, result: PlaceOf | None = None) -> list[Tensor]:
+        before, tried, there = self.least, list[int](), self._beside()
+        self.far = self.hold if self.holds_on_disk else None
         for place in PLACES.values():
             self.recorder.place, self.least = place, 0
-            outs = self.chunk(work, x, result=result)
+            self.beside, self.held, self.report.aside = list(there[0]), list(there[1]), there[2]
+            outs = self.chunk(work, result=result, opened=partial(self.opened, x))
             tried.append(self.least)
             if not self.least:
                 break
-        self.recorder.place, self.least = PLACES["rows"], max(before, min(tried))
+        self.recorder.place, self.least, self.far = PLACES["rows"], max(before, min(tried)), None
         return outs
 
     def _empty(self, node: Node) -> Tensor:

@@ -34,6 +34,7 @@ class Report:
         materialised: names of those functions.
         before: of schedules that are no longer among them.
         carried: bytes in host memory of what chunks leave for the next ones, at most.
+        in_file: the maps in host memory lie in a file.
         aside: bytes beside the device, in memory or in a file, of maps of all frames that are no result.
     """
 
@@ -41,6 +42,7 @@ class Report:
     materialised: list[str] = field(default_factory=list)
     before: Done = field(default_factory=Done)
     carried: int = 0
+    in_file: bool = False
     aside: int = 0
 
     @property

@@ -74,13 +74,19 @@ class PassRunner:
     Args:
         remains: what earlier passes left, and what these leave.
         pairs: outputs, and where they go.
+        far: bytes -> memory for maps that are stored outside, instead of the system's.
     """
 
     def __init__(
-        self, remains: Remains, schedule: Schedule, pairs: Sequence[tuple[Node, Target]], device: torch.device
+        self,
+        remains: Remains,
+        schedule: Schedule,
+        pairs: Sequence[tuple[Node, Target]],
+        device: torch.device,
+        far: Callable[[int], Tensor] | None = None,
     ) -> None:
         self.remains, self.pairs, self.choice = remains, pairs, schedule.choice
-        self.kernels = Kernels(device)
+        self.kernels = Kernels(device, far)
         self.parking = Parking(device)
         page_bytes = schedule.page_bytes
         self.pages = Pages(page_bytes, self.kernels, self.choice.outside) if page_bytes else None
@@ -112,6 +118,8 @@ class PassRunner:
     def close(self) -> None:
         """Ends what is on its way, also after a failure."""
         self.parking.close()
+        if self.pages is not None:
+            self.pages.close()
 
     def outlets(self, one: Pass) -> Outlets:
         """Where the targets of a pass go."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 import torch
 
@@ -36,10 +37,18 @@ class Search:
         budget: bytes on the device.
         store: dtype of stored maps; None = their own.
         rows: rows of the output in a strip; 0 = as the budget permits.
+        has_far: on a CPU, stored maps may lie in a file.
     """
 
-    def __init__(self, planner: Planner, budget: float, store: torch.dtype | None = None, rows: int = 0) -> None:
-        self.planner, self.budget = planner, budget
+    def __init__(
+        self,
+        planner: Planner,
+        budget: float,
+        store: torch.dtype | None = None,
+        rows: int = 0,
+        has_far: bool = False,
+    ) -> None:
+        self.planner, self.budget, self.has_far = planner, budget, has_far
         self.is_small = len(planner.analysis.nodes) <= SMALL
         self.start = Choice(planner.figures.strip_bytes, store=store, rows=rows)
 
@@ -77,19 +86,23 @@ class Search:
         return least, False
 
     def _ladder(self) -> Iterator[Schedule]:
-        """Ever slower schedules: lower strips, then maps recomputed."""
+        """Ever slower schedules: lower strips, with maps in a file where that is allowed, then maps recomputed."""
         choice, tall = self.start, self.start.strip_bytes
         yield self.planner.schedule(choice)
-        for part in (4,) if choice.rows else (4, 16, 0):
-            choice = replace(choice, strip_bytes=tall // part if part else 0)
+        lower = [tall // 4] if choice.rows else [tall // 4, tall // 16, 0]
+        if self.has_far:
+            for strip_bytes, outside in product(lower, (False, True)):
+                yield self.planner.schedule(replace(choice, strip_bytes=strip_bytes, outside=outside))
+        for strip_bytes in lower:
+            choice = replace(choice, strip_bytes=strip_bytes)
             schedule = self.planner.schedule(choice)
             yield schedule
             while schedule.peak > self.budget:
                 tries = [self.planner.schedule(one) for one in self._given_up(schedule) if one.recomputed]
-                lower = _best_exchange(schedule, tries)
-                if lower is None:
+                less = _best_exchange(schedule, tries)
+                if less is None:
                     break
-                schedule = lower
+                schedule = less
                 yield schedule
             choice = schedule.choice
 

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..operations.graph import Node
 from .allocator import even
 
 
 class Memory:
-    """Of a device, in tensors."""
+    """Of a device, in tensors.
 
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
+    Args:
+        far: bytes -> memory that :meth:`outside` gives; None: the system's.
+    """
+
+    def __init__(self, device: torch.device, far: Callable[[int], Tensor] | None = None) -> None:
+        self.device, self.far = device, far
 
     def empty(self, node: Node, rows: int) -> Any:
         """An uninitialised slab."""
@@ -29,8 +35,8 @@ class Memory:
         return torch.empty(size, dtype=torch.uint8, device=self.device)
 
     def outside(self, size: int) -> Any:
-        """Bytes of the system's, beside PyTorch's allocator, without a shape."""
-        return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        """Bytes beside PyTorch's allocator, without a shape."""
+        return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8) if self.far is None else self.far(size)
 
     def size_of(self, memory: Any) -> int:
         """Bytes of what :meth:`memory` or :meth:`outside` gave."""

@@ -28,6 +28,7 @@ class Pages:
     def __init__(self, page_bytes: int, kernels: Kernels, outside: bool = False) -> None:
         self.page_bytes, self.kernels, self.outside = page_bytes, kernels, outside
         self.free: list[Any] = []
+        self.is_over = False
 
     def take(self, size: int) -> Any:
         """Memory for ``size`` bytes."""
@@ -39,8 +40,13 @@ class Pages:
 
     def give(self, page: Any) -> None:
         """Takes memory back, for the next page."""
-        if self.kernels.size_of(page) == self.page_bytes and (self.outside or not self.free):
+        if self.kernels.size_of(page) == self.page_bytes and (self.outside or not self.free) and not self.is_over:
             self.free.append(page)
+
+    def close(self) -> None:
+        """No further page is asked for: maps that are still there would hold back a free one."""
+        self.is_over = True
+        self.free.clear()
 
 
 class Paged(RowStore):
@@ -76,6 +82,8 @@ class Paged(RowStore):
     def open(self, layout: Iterable[tuple[int, int]], slab: Callable[[int], Any]) -> None:
         for page in range(math.ceil(self.node.rows.count / self.rows_of_page)):
             self._open(page)
+            if self.pages.outside:  # as they are when all their rows have come
+                del self.slabs[page]
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, Any]]:
         for page, low, high in self._pages(start, stop):

@@ -1,0 +1,165 @@
+"""Exact execution of a module part by part, with what it keeps of each for the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .engine import ExactRun
+from .operations.graph import Node
+from .operations.leaves import Held
+from .planning.schedule import SlabRows
+from .recording.record import Recorded
+from .recording.value import CannotRecord, Value
+from .runner import Target, into
+from .running.carried import Carried, carried
+from .running.kernels import Kernels
+from .running.parking import Parking
+
+ModulePart = Callable[..., Sequence[Tensor]]
+PlaceOf = Callable[[Node], Tensor]
+LAST = 3  # plans that :meth:`ExactRun.explain` tells of
+
+
+class PartsRun(ExactRun):
+    """An :class:`ExactRun` of several parts of a module, one after the other.
+
+    What the module keeps of a part, whichever way it keeps it, is computed with the part and lies on the device until
+    the next one is done: two of each, however many there are. Or it is sent to host memory strip by strip, and fetched
+    so, with copies beside the computation.
+
+    Args:
+        outside: what the module keeps lies in host memory.
+        others: of :class:`ExactRun`.
+
+    Attributes:
+        held: bytes of each tensor that is there beside all parts, where they count.
+    """
+
+    _kept: Sequence[Tensor] = ()
+    _sent = 0  # bytes that the last part left in host memory
+
+    def __init__(self, *others: Any, outside: bool = False, **named: Any) -> None:
+        super().__init__(*others, **named)
+        self.outside = outside
+        self.held: list[int] = []
+        self.parking: Parking | None = None
+
+    def chunk(
+        self,
+        step: ModulePart,
+        *parts: Tensor,
+        result: PlaceOf | None = None,
+        opened: Callable[[], Recorded] | None = None,
+    ) -> list[Tensor]:
+        """One part: its results.
+
+        Args:
+            step: calls the module with the chunk, (B, C, t, H, W), and returns its results.
+            parts: of the chunk, on the device.
+            result: makes what a result is put into, which takes no memory of the device; None: a tensor in
+                :attr:`out_dtype` on :attr:`out_device`.
+            opened: makes a further part of what takes no memory of the device.
+
+        Raises:
+            DoesNotFit, CannotRecord, StoreOverflow: as :meth:`run`.
+        """
+        given, there = self.beside, [*parts, *self._kept]
+        self.beside = [*given, *self.held, *(tensor.nbytes for tensor in there)]
+        try:
+            outs = self._chunk(step, parts, result, opened)
+        finally:
+            self.beside = given
+        self.recorder.made.clear()
+        self.remains.clear()
+        return outs
+
+    def _chunk(
+        self,
+        step: ModulePart,
+        parts: Sequence[Tensor],
+        result: PlaceOf | None,
+        opened: Callable[[], Recorded] | None,
+    ) -> list[Tensor]:
+        with self.recorder:
+            # Nothing here is to hold what is recorded: it would pass for what the module keeps.
+            nodes = _nodes(step(*map(self.recorder.leaf, parts), *([opened()] if opened else [])))
+            self.recorder.flush()
+        self.report.materialised = self.recorder.materialised
+        # In the order of their recording, which is the next chunk's too: chunks that are alike have one plan.
+        alive = sorted(self.recorder.live, key=lambda recorded: recorded.node.order)
+        keep = {recorded.node: None for recorded in alive if not self._stays(recorded.node)}
+        outs = [self._result(node) if result is None else result(node) for node in nodes]
+        targets: list[Target] = [out if result is None else into(out, node) for node, out in zip(nodes, outs)]
+        if self.outside:
+            kept = self._send(list(zip(nodes, targets)), keep)
+        else:
+            tensors = {node: self._empty(node) for node in keep}
+            # A chunk may keep what it returns: written to both.
+            self._execute([*zip(nodes, targets), *tensors.items()], allocated=True)
+            kept = {node: _held(node, tensor) for node, tensor in tensors.items()}
+        self.report.condense()
+        del self._explained[:-LAST]
+        for recorded in alive:
+            if recorded.node in kept:
+                recorded.value = Value(kept[recorded.node])  # not as a view of the chunk, which is to go
+        self._kept = self._held()
+        return outs
+
+    def _stays(self, node: Node) -> bool:
+        """Whether a map that the module keeps is where it is to be."""
+        return node.op.is_tensor or carried(node) is not None
+
+    def _send(self, results: Sequence[tuple[Node, Target]], keep: Iterable[Node]) -> dict[Node, Node]:
+        """Computes a chunk, and sends what is kept of it to host memory."""
+        stores = {node: self._store(node) for node in keep}
+        pairs: list[tuple[Node, Target]] = [*results, *((node, store.append) for node, store in stores.items())]
+        schedule = self._execute(pairs, allocated=True, sent=stores)
+        before, self._sent = self._sent, sum(node.bytes for node in stores)
+        self.report.carried = max(self.report.carried, before + self._sent)
+        for node, store in stores.items():
+            self._end(store, schedule.sent[node])
+        return {node: store.node for node, store in stores.items()}
+
+    def _store(self, node: Node) -> Carried:
+        return Carried(node, Kernels(node.device), node.dtype, self._parking(node.device))
+
+    def _end(self, store: Carried, layout: SlabRows) -> None:
+        """All strips of a map are sent."""
+        store.rest()
+
+    def _empty(self, node: Node) -> Tensor:
+        """For what the module keeps."""
+        return node.empty(node.rows.count)
+
+    def _result(self, node: Node) -> Tensor:
+        return torch.zeros(node.shape, dtype=self.out_dtype or node.dtype, device=self.out_device or node.device)
+
+    def _parking(self, device: torch.device) -> Parking | None:
+        if self.parking is None:
+            self.parking = Parking(device)
+        return self.parking
+
+    def _held(self) -> list[Tensor]:
+        """What the module keeps of a chunk for the next one."""
+        found = (recorded.node.op.whole(recorded.node) for recorded in list(self.recorder.live))
+        return [tensor for tensor in found if tensor is not None]
+
+    def close(self) -> None:
+        super().close()
+        self._kept = ()
+
+
+def _nodes(results: Sequence[Tensor]) -> list[Node]:
+    """Of recorded results; apart from where they are read, so that these die before the chunk is planned."""
+    for result in results:
+        if not isinstance(result, Recorded):
+            raise CannotRecord("a chunk's result is not of its frames")
+    return [result.node for result in results]  # type: ignore[attr-defined]
+
+
+def _held(node: Node, tensor: Tensor) -> Node:
+    return Node(Held(tensor, node.rows.dim, node.rows.unit), (), node.shape, node.dtype, node.device, node.rows)
