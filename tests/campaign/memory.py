@@ -14,7 +14,7 @@ from .stand import Stand, api_graphs, judged
 FAULTS = "faults"
 # What the host logs, and goes on without the patch of that weight.
 WITHOUT_PATCH = re.compile(r"ERROR \w+ \S+ CUDA out of memory")
-APPROXIMATE = re.compile(r"approximate|falls? back|fell back|instead", re.IGNORECASE)
+OTHERWISE = re.compile(r"approximate|falls? back|fell back|instead|out of memory.*: tried", re.IGNORECASE)
 
 
 class Injected:
@@ -65,7 +65,7 @@ class Injected:
             said = said_of(self.stand)
             if WITHOUT_PATCH.search(said):
                 outcome, detail = THEIRS, said[-200:]
-            elif not APPROXIMATE.search(said):
+            elif not OTHERWISE.search(said):
                 return Found(DIFFERENT, what, f"and nothing says why: {said[-600:]}")
             else:
                 outcome, detail = SENTENCE, said[:200]
