@@ -290,15 +290,12 @@ def test_cogvideox_keeps_within_a_budget_that_does_not_grow_with_its_frames() ->
 
 
 def test_maps_in_a_file_are_those_in_memory() -> None:
-    weights, x = AUTOENCODERS["cogvideox"].load().patcher.model_size(), latent("cogvideox", 96)
-    found = []
-    for budget in (22e6, 30e6):
-        row, way = Row("decode"), decoding("cogvideox", x, (weights + budget) / GB)
-        way.coder.geometry.holds_on_disk = True
-        frames, _ = handed_on(way, way.source(row, Silent()))
-        assert psnr(frames, stock("cogvideox", x)) >= 120
-        found.append("stored maps in a file" in "".join(row.lines))
-    assert found == [True, False]
+    weights, x, row = AUTOENCODERS["cogvideox"].load().patcher.model_size(), latent("cogvideox", 96), Row("decode")
+    way = decoding("cogvideox", x, (weights + 22e6) / GB)
+    way.coder.geometry.holds_on_disk = True
+    frames, _ = handed_on(way, way.source(row, Silent()))
+    assert psnr(frames, stock("cogvideox", x)) >= 120
+    assert "stored maps in a file" in "".join(row.lines)
 
 
 def test_memory_that_runs_out_is_told_of_and_the_rest_comes_in_strips() -> None:
