@@ -1226,6 +1226,20 @@ VAES = (
         ),
     ),
     *_of(
+        "vae/exact/running/arena.py",
+        "unit/test_exact_vae.py",
+        ("pieces of a file overlap", "self.rest[-(-size // ALIGNED) * ALIGNED :]", "self.rest[ALIGNED:]"),
+    ),
+    *_of(
+        "vae/exact/planning/search.py",
+        "unit/test_exact_vae.py",
+        (
+            "a CPU recomputes maps though they may lie in a file",
+            "            for strip_bytes, outside in product(lower, (False, True)):\n",
+            "            for strip_bytes, outside in product(lower, (False,)):\n",
+        ),
+    ),
+    *_of(
         "vae/exact/chunked.py",
         "host/test_streaming.py",
         (

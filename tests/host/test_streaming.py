@@ -267,6 +267,28 @@ def test_what_lives_does_not_grow_with_the_frames(name: str, way: str) -> None:
         assert planned[1] == pytest.approx(planned[0], rel=0.01)
 
 
+BUDGETED = ["wan21", "wan22", "ltx", "mochi", "cogvideox", "hunyuan_video", "hunyuan_video15", "taew21", "taehv", "sd"]
+
+
+@pytest.mark.parametrize(("name", "share", "cells"), grid(BUDGETED, [1.0, 1.3, 2.0], [3, 9]))
+def test_no_budget_is_exceeded(name: str, share: float, cells: int) -> None:
+    """From the least that is named on, followed tensor by tensor."""
+    weights, x, row = AUTOENCODERS[name].load().patcher.model_size(), latent(name, cells), Row("decode")
+    if name in PICTURES:
+        x = latent(name, 1, batch=cells)
+    way = decoding(name, x, (weights + 1000) / GB)
+    with pytest.raises(BudgetTooSmall) as failure:
+        handed_on(way, way.source(row, Silent()))
+    room = int(share * (failure.value.least - weights))
+    way = decoding(name, x, (weights + room) / GB)
+    way.coder.geometry.holds_on_disk = True
+    source, module = way.source(row, Silent()), way.coder.geometry.vae.first_stage_model
+    with LiveBytes("cpu") as tracker, torch.inference_mode():
+        tracker.leave_out([*module.parameters(), *module.buffers(), x])
+        source.run(lambda piece: None, lambda save: None, 0, {})
+    assert tracker.live_peak <= room
+
+
 def test_cogvideox_keeps_within_a_budget_that_does_not_grow_with_its_frames() -> None:
     """On a CPU, where nothing waits for the garbage collector."""
     weights, peaks = AUTOENCODERS["cogvideox"].load().patcher.model_size(), []

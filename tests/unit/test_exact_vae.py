@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,8 +16,10 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headroom.benchmarks._harness import peak_bytes
+from headroom.memory.on_disk import on_disk
 from headroom.vae.exact import CannotRecord, DoesNotFit, ExactRun, StoreOverflow
 from headroom.vae.exact.planning.search import Search
+from headroom.vae.exact.running.arena import LEAST, Arena
 from headroom.vae.exact.running.kernels import Kernels
 from headroom.vae.exact.running.moments import Moments
 from headroom.vae.exact.running.pages import Pages
@@ -759,6 +762,26 @@ class TestMemory:
         assert failure.value.least == least_bytes()
         assert not strips
 
+    def test_maps_in_a_file_instead_of_recomputed(self, tmp_path: Path) -> None:
+        module, x, expected = wide()
+        files: list[Tensor] = []
+
+        def hold(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+            files.append(on_disk(tmp_path, shape, dtype))
+            return files[-1]
+
+        run = ExactRun(budget := 1.5 * least_bytes())
+        run.far = hold
+        with torch.no_grad():
+            assert psnr(run.run(module, x), expected) >= 110
+        (schedule,) = run.report.schedules
+        assert schedule.choice.outside
+        assert run.report.in_file
+        assert not schedule.choice.recomputed
+        assert schedule.peak <= budget
+        assert run_and_peak(budget)[0].report.schedules[0].choice.recomputed
+        assert sum(file.nbytes for file in files) >= schedule.host_peak > 0
+
     def test_a_narrower_store_is_smaller_and_near(self) -> None:
         run, peak = run_and_peak(math.inf, store=torch.float16)
         assert run.report.peak < default_run()[0].report.peak
@@ -1030,3 +1053,23 @@ class TestRun:
         assert error_of(result, module(x).double()) < 2e-6
         assert len(calls) > 1
         assert sum(calls) == 60
+
+
+def test_pieces_of_an_arena_are_apart() -> None:
+    """Cut from one file for what was expected, and from further ones, each aligned for any dtype."""
+    files: list[Tensor] = []
+
+    def hold(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        files.append(torch.zeros(tuple(shape), dtype=dtype))
+        return files[-1]
+
+    arena = Arena(hold, 2 * LEAST)
+    sizes = (1000, 4096, LEAST, 3 * LEAST, 7)
+    pieces = [arena.take(size) for size in sizes]
+    for number, piece in enumerate(pieces, 1):
+        piece.fill_(number)
+    assert [file.numel() for file in files] == [2 * LEAST, 3 * LEAST, LEAST]
+    for number, (piece, size) in enumerate(zip(pieces, sizes), 1):
+        assert piece.shape == (size,)
+        assert bool((piece == number).all())
+        assert piece.storage_offset() % 64 == 0
