@@ -1215,7 +1215,7 @@ VAES = (
         "vae/exact/running/pages.py",
         "host/test_streaming.py",
         (
-            "a free page waits for the garbage collector with the maps of a part",
+            "a free page waits for the garbage collector, with the maps of a part",
             "        self.is_over = True\n        self.free.clear()\n",
             "",
         ),
@@ -1224,6 +1224,11 @@ VAES = (
             "                del self.slabs[page]\n\n    def pieces",
             "                pass\n\n    def pieces",
         ),
+    ),
+    *_of(
+        "vae/exact/runner.py",
+        "unit/test_exact_vae.py",
+        ("a file waits for the garbage collector", "        self.kernels.far = None", "        pass"),
     ),
     *_of(
         "vae/exact/running/arena.py",
@@ -1244,8 +1249,8 @@ VAES = (
         "host/test_streaming.py",
         (
             "all frames of a latent lie on the device",
-            "        if one.device == x.device:\n",
-            "        x = self.bring(x)\n        if one.device == x.device:\n",
+            "        if one.device != x.device:\n",
+            "        x = self.bring(x)\n        if one.device != x.device:\n",
         ),
     ),
     *_of(

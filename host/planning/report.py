@@ -103,7 +103,7 @@ def _ask(row: Row, limit: _Limit) -> None:
         with while_wanted(limit.is_kept):
             ask(row)
     except GivenUp:
-        row.lines.append(f"not predicted: it would have taken more than {LONGEST:g} s; Will It Fit? takes its time")
+        row.lines.append(f"not predicted: a report predicts for {LONGEST:g} s; Will It Fit? for as long as it takes")
     except (CannotPredict, ValueError, RuntimeError):
         log.debug("Headroom: no prediction of a measured stretch of work", exc_info=True)
 

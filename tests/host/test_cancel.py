@@ -109,7 +109,7 @@ def test_a_report_does_not_predict_for_ever(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(LOG, "rows", lambda prompt, node: [row] if node == "5" else [])
     monkeypatch.setattr(report, "LONGEST", 0.0)
     text = report.memory_report("p", "11", DynamicPrompt(with_headroom()), None).text
-    assert "not predicted: it would have taken more than 0 s" in text
+    assert "not predicted: a report predicts for 0 s" in text
     assert "beyond the weights" in text
     assert row.predicted is None
 

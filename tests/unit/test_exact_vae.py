@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -764,23 +766,29 @@ class TestMemory:
 
     def test_maps_in_a_file_instead_of_recomputed(self, tmp_path: Path) -> None:
         module, x, expected = wide()
-        files: list[Tensor] = []
+        sizes, files = list[int](), list[Any]()
 
         def hold(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-            files.append(on_disk(tmp_path, shape, dtype))
-            return files[-1]
+            made = on_disk(tmp_path, shape, dtype)
+            sizes.append(made.nbytes)
+            files.append(weakref.ref(made.untyped_storage()))
+            return made
 
         run = ExactRun(budget := 1.5 * least_bytes())
         run.far = hold
-        with torch.no_grad():
+        gc.disable()
+        try:
             assert psnr(run.run(module, x), expected) >= 110
+            assert not any(file() for file in files), "without the garbage collector"
+        finally:
+            gc.enable()
         (schedule,) = run.report.schedules
         assert schedule.choice.outside
         assert run.report.in_file
         assert not schedule.choice.recomputed
         assert schedule.peak <= budget
         assert run_and_peak(budget)[0].report.schedules[0].choice.recomputed
-        assert sum(file.nbytes for file in files) >= schedule.host_peak > 0
+        assert sum(sizes) >= schedule.host_peak > 0
 
     def test_a_narrower_store_is_smaller_and_near(self) -> None:
         run, peak = run_and_peak(math.inf, store=torch.float16)

@@ -148,9 +148,12 @@ class ChunkedRun(PartsRun):
         """All frames, as a part of the module begins with them: what :attr:`bring` would move to the device comes there
         from host memory piece by piece, and what is there belongs to the caller."""
         one = self.bring(x[:, :, :1])
-        if one.device == x.device:
-            return self.recorder.leaf(x if one.dtype == x.dtype else self.bring(x))
-        return self._arriving(x.to(one.dtype), one.device)
+        if one.device != x.device:
+            return self._arriving(x.to(one.dtype), one.device)
+        if one.dtype != x.dtype:
+            x = self.bring(x)
+            self.recorder.made.append(x.nbytes)
+        return self.recorder.leaf(x)
 
     def _arriving(self, tensor: Tensor, device: torch.device) -> Recorded:
         rows = self.recorder.leaf(tensor).node.rows

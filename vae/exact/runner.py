@@ -118,6 +118,7 @@ class PassRunner:
     def close(self) -> None:
         """Ends what is on its way, also after a failure."""
         self.parking.close()
+        self.kernels.far = None  # maps that are still there would hold back what is left of its file
         if self.pages is not None:
             self.pages.close()
 
