@@ -15,7 +15,7 @@ from PIL import Image
 from headroom.tools.server.client import Client, PromptFailed, Workflow
 
 from .cases import DIFFERENT, FINE, LEFT, RAW, SENTENCE, STOPPED, THEIRS, Found
-from .memory import APPROXIMATE, FAULTS, said_of
+from .memory import FAULTS, OTHERWISE, said_of
 from .prompts import reseeded, resized
 from .stand import LONGEST, Stand, api_graphs, judged
 
@@ -125,7 +125,7 @@ class CardMemory:
         if made is not None and not same(made, whole.made[0]):
             said = said_of(self.stand)
             outcome, detail = SENTENCE, f"{difference(made, whole.made[0])}: {said[:2000]}"
-            if not near(made, whole.made[0], CASTS & kinds_of(first)) and not APPROXIMATE.search(said):
+            if not near(made, whole.made[0], CASTS & kinds_of(first)) and not OTHERWISE.search(said):
                 return Found(DIFFERENT, what, f"and nothing says why: {detail}")
             what = f"{what}, {difference(made, whole.made[0])}"
         if outcome == RAW:
