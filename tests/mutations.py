@@ -1213,7 +1213,7 @@ VAES = (
     ),
     *_of(
         "vae/exact/running/pages.py",
-        "host/test_streaming.py",
+        "unit/test_exact_vae.py host/test_streaming.py",
         (
             "a free page waits for the garbage collector, with the maps of a part",
             "        self.is_over = True\n        self.free.clear()\n",
