@@ -43,12 +43,13 @@ CPU seconds a frame, over those of the same way at {FRAMES[0]} frames, what goes
 TITLES = {
     "wan21": "Wan 2.1, in ComfyUI's own chunks",
     "wan22": "Wan 2.2, in ComfyUI's own chunks",
-    "ltx": "LTX-Video, by its module",
+    "ltx": "LTX-Video, eight latent frames at a time, by its module",
     "ltx, windows": "LTX-Video, in windows of frames, as where its module does not fit",
     "hunyuan_video15": "HunyuanVideo 1.5, in ComfyUI's own chunks behind its middle, which sees all frames",
     "cogvideox": "CogVideoX, in ComfyUI's own chunks behind its first blocks, which see all frames",
     "cogvideox, strips": "CogVideoX, in strips, within a budget that its module does not fit",
-    "mochi": "Mochi, by its module",
+    "mochi": "Mochi, two latent frames at a time, by its module",
+    "cosmos": "Cosmos, two latent frames at a time, by its module, behind its middle, which sees all frames",
     "sd": "Pictures of SD, one by one",
     "server": "A whole server",
     "time": "Time against the stock decode",
@@ -94,7 +95,7 @@ def measure(family: str, frames: int, cells: Sequence[int], form: str, against: 
     import folder_paths
 
     from headroom.host.measure import runs
-    from headroom.host.streaming import handed_on
+    from headroom.host.streaming import host_chunks
     from headroom.host.video_files.to_file import FileRequest, decode_to_file
     from headroom.tests.host.autoencoders import AUTOENCODERS
 
@@ -104,7 +105,7 @@ def measure(family: str, frames: int, cells: Sequence[int], form: str, against: 
     vae = kind.load()
     runs.is_reported = lambda prompt: False
     if way == "windows":
-        handed_on.fits_as_module = lambda *_: False
+        host_chunks.fits_as_module = lambda *_: False
     per_cell = (kind.frames(5) - kind.frames(3)) // 2 if kind.temporal else 1
     in_time = {"cells_in_time": 1 + (frames - 1) // per_cell} if kind.temporal else {"batch": frames}
     x = kind.latent(*cells, **in_time)

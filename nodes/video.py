@@ -31,8 +31,9 @@ class HeadroomVAEDecodeVideo(io.ComfyNode):
                 io.Latent.Input("samples", tooltip="A video, or a batch of pictures, each of which becomes a frame."),
                 io.Vae.Input(
                     "vae",
-                    tooltip="For video or pictures. Wan and Qwen-Image run in ComfyUI's own chunks, LTX-Video hands its"
-                    " frames on, pictures come one by one; other families are gathered in a file on disk first.",
+                    tooltip="For video or pictures. Videos come a few frames at a time, in ComfyUI's own chunks where"
+                    " it has some; pictures come one by one. What HunyuanVideo, CogVideoX and Cosmos compute of all"
+                    " frames is kept in a file on disk meanwhile.",
                 ),
                 io.Float.Input(
                     "fps",
@@ -78,8 +79,8 @@ class HeadroomVAEDecodeVideo(io.ComfyNode):
                     optional=True,
                     advanced=True,
                     tooltip="What the VAE may need, weights included, in GB of 2^30 bytes; it does not depend on the"
-                    " number of frames for Wan, Qwen-Image, LTX-Video and pictures. 0: the card's total minus the"
-                    " host's reserve. Another budget still goes on where an earlier run ended.",
+                    " number of frames for Wan, Qwen-Image, LTX-Video, Mochi and pictures. 0: the card's total minus"
+                    " the host's reserve. Another budget still goes on where an earlier run ended.",
                 ),
             ],
             outputs=[
@@ -115,8 +116,8 @@ class HeadroomVAEDecodeVideo(io.ComfyNode):
 
 
 class HeadroomVAEEncodeVideo(io.ComfyNode):
-    """Encodes a video straight from its file: frames are read and brought to size window by window. Wan, Qwen-Image
-    and VAEs of pictures encode them so too; other VAEs take all of them at once."""
+    """Encodes a video straight from its file: frames are read and brought to size window by window. Most VAEs encode
+    them so too; Mochi and a few others take all of them at once."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -130,8 +131,8 @@ class HeadroomVAEEncodeVideo(io.ComfyNode):
                 io.Video.Input("video", tooltip="From Load Video, Trim Video, or a decode to video."),
                 io.Vae.Input(
                     "vae",
-                    tooltip="For video: Wan and Qwen-Image run in ComfyUI's own chunks; of other families the frames"
-                    " are gathered in a file on disk first. For pictures: each frame becomes a latent of a batch.",
+                    tooltip="For video: a few frames at a time; of Mochi and a few others all frames are gathered in a"
+                    " file on disk first. For pictures: each frame becomes a latent of a batch.",
                 ),
                 io.Int.Input(
                     "width",

@@ -1093,16 +1093,57 @@ VAES = (
     *_of(
         "host/streaming/windows.py",
         "host/test_streaming.py",
+        ("streaming: windows begin at the video's first frame", "onward.begin(begun)", "onward.begin(0)"),
+    ),
+    *_of(
+        "host/chunks/ltx.py",
+        "host/test_video.py host/test_streaming.py",
+        ("ltx: the last chunk goes on as the others", "self.done == len(self.borders) - 1)", "False)"),
+        ("ltx: layers keep their states", "STATE).pop(thread, None)", "STATE).get(thread)"),
         (
-            "streaming: a decoder that needs the whole video is cut into windows",
-            "    return passes == 1\n",
-            "    return True\n",
+            "ltx: what is kept is a view of its map",
+            "entry.clone() if isinstance",
+            "entry if isinstance",
+        ),
+        ("ltx: nothing waits in a block", "block, convolutions, block.stride[0]", "block, 0, block.stride[0]"),
+    ),
+    *_of(
+        "host/chunks/continued.py",
+        "host/test_video.py host/test_streaming.py",
+        ("continued: each chunk begins anew", "next(self._found) if self.done else x", "x"),
+        ("continued: a map is kept whole", "x[:, :, -frames:].clone()", "x[:, :, -frames:]"),
+    ),
+    *_of(
+        "host/chunks/mochi.py",
+        "host/test_video.py",
+        (
+            "mochi: each chunk's first frame is the video's",
+            "x if self.done or times == 1 else",
+            "x if times == 1 else",
         ),
     ),
     *_of(
-        "host/video/tiny_chunks.py",
+        "host/chunks/cosmos.py",
+        "host/test_video.py",
+        ("cosmos: frames see those behind them", "is_causal=True", "is_causal=False"),
+        ("cosmos: every chunk's first frame comes once", "0 if self.done else 1 :]", "1:]"),
+        ("cosmos: the first frame is not repeated", "x if self.done else torch.cat([x[:, :, :1], x], 2)", "x"),
+    ),
+    *_of(
+        "host/video/along.py",
+        "host/test_video.py host/test_streaming.py",
+        ("along: chunks are not tried", 'if along == "rows" and chunks is not None:', "if False:"),
+    ),
+    *_of(
+        "host/video/sink.py",
+        "host/test_streaming.py",
+        ("sink: frames without what is in them", "self._take(frames)", "self._take(frames * 0)"),
+    ),
+    *_of(
+        "host/chunks/tiny.py",
         "host/test_streaming.py",
         ("tiny: a memory block sees its own frame", "self.cache[at] = frame.clone()", "self.cache[at] = frame * 0"),
+        ("tiny: a few frames are not filled up", "(self.model.t_downscale - len(frames))", "0"),
         ("tiny: frames before the first are kept", "0 if self.done else model.frames_to_trim :", "0:"),
     ),
     *_of(
@@ -1182,7 +1223,7 @@ VAES = (
         ),
     ),
     *_of(
-        "host/video/hunyuan_chunks.py",
+        "host/chunks/hunyuan.py",
         "host/test_video.py host/test_streaming.py",
         (
             "chunks: Hunyuan's convolutions see nothing of the frames before",
@@ -1201,7 +1242,7 @@ VAES = (
         ),
     ),
     *_of(
-        "host/video/cogvideo_chunks.py",
+        "host/chunks/cogvideo.py",
         "host/test_video.py host/test_streaming.py",
         ("chunks: CogVideoX begins with eight frames", "range(frames % step, frames, step)", "range(0, frames, step)"),
         ("chunks: CogVideoX lengthens the first frame too", "    if frames > 1 and frames % 2:\n", "    if False:\n"),
@@ -1263,7 +1304,7 @@ VAES = (
         ),
     ),
     *_of(
-        "host/video/wan_chunks.py",
+        "host/chunks/wan.py",
         "host/test_video.py",
         (
             "chunks: the first of Wan 2.2 is not told to be one",

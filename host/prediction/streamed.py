@@ -9,14 +9,15 @@ import torch
 from torch import Tensor
 
 from ...memory.prediction import Card, Prediction
+from ...memory.units import format_bytes
 from ...vae import Direction
 from ...vae.exact.chunked import ALIKE
+from ..chunks.chunks import Chunks, head_of
+from ..chunks.families import chunks_of, strips_of
 from ..core.device import GB
 from ..measure.calibrated import workspaces_for
 from ..vae.settings import VAESettings
 from ..vae.wrapper import low_memory_vae
-from ..video.chunks import Chunks, head_of
-from ..video.families import chunks_of
 from ..video.sink import Sink
 from .vae import Coding, CodingPrediction, predict_coding, predict_work
 
@@ -42,12 +43,39 @@ def predict_handed_on(vae: Any, x: Tensor, direction: Direction, card: Card) -> 
     return None
 
 
+def bytes_a_frame(vae: Any, x: Tensor, direction: Direction, card: Card) -> float:
+    """What each further frame of a video takes by the module itself, where something is computed of all of them: of so
+    many frames beside twice as many.
+
+    Args:
+        x: as of :func:`predict_handed_on`.
+
+    Raises:
+        CannotPredict: the autoencoder looks at its data.
+    """
+    chunks, frames = chunks_of(vae.first_stage_model, direction), x.shape[2]
+    if chunks is None or not (chunks.has_head or chunks.has_tail):
+        return 0.0
+    more = x[:, :, :1].expand(-1, -1, 2 * frames, -1, -1)
+    first, second = (predict_handed_on(vae, video, direction, card) for video in (x, more))
+    assert first is not None
+    assert second is not None
+    return (second.activations - first.activations) / frames
+
+
 def _first_chunks(kind: type[Chunks], module: Any, x: Tensor) -> None:
-    """After these chunks are alike; what is computed of all frames lies in a file meanwhile."""
-    chunks = kind(module, x.shape[2])
+    """After these chunks are alike; what is computed of all frames lies in a file meanwhile.
+
+    Where chunks look ahead the last one is another, and all of a shorter video are run.
+    """
+    chunks, most = kind(module, x.shape[2]), ALIKE
+    if kind.looks_ahead:
+        step = chunks.borders[0][1]
+        x = x[:, :, : ALIKE * step + x.shape[2] % step]
+        chunks, most = kind(module, x.shape[2]), ALIKE + 1
     parts = head_of(chunks, x, lambda x: x, _placeholder)
     given: Tensor | None = None
-    for start, stop in chunks.borders[:ALIKE]:
+    for start, stop in chunks.borders[:most]:
         of_chunk = [part[:, :, start:stop] for part in parts]
         brought = (part.to(x.device) if chunks.has_head else part.clone() for part in of_chunk)
         for piece in chunks.step(*brought):
@@ -60,6 +88,11 @@ def _first_chunks(kind: type[Chunks], module: Any, x: Tensor) -> None:
 def _placeholder(x: Tensor) -> Tensor:
     """Of the same shape in host memory, without taking any."""
     return torch.empty((), dtype=x.dtype).expand(x.shape)
+
+
+def _growing(vae: Any, x: Tensor, card: Card) -> str:
+    more = bytes_a_frame(vae, x, Direction.DECODE, card)
+    return f"; each further latent frame takes {format_bytes(int(more))}" if more else ""
 
 
 def _drop(frames: Tensor) -> None:
@@ -82,8 +115,8 @@ def predict_to_file(vae: Any, latent: Tensor, card: Card, vram_budget_gb: float)
         found = predict_handed_on(vae, one, Direction.DECODE, card)
         room = vram_budget_gb * GB if vram_budget_gb else card.seen - card.reserved
         if found is not None and found.weights + found.activations <= room:
-            return CodingPrediction(found, "in the module's own chunks, to a file")
-    in_chunks = latent.ndim == 5 and chunks_of(vae.first_stage_model, Direction.DECODE) is not None
+            return CodingPrediction(found, f"in the module's own chunks, to a file{_growing(vae, one, card)}")
+    in_chunks = latent.ndim == 5 and strips_of(vae.first_stage_model, Direction.DECODE) is not None
     settings = VAESettings(method="exact" if in_chunks else "auto", vram_budget_gb=vram_budget_gb)
     coding = Coding(low_memory_vae(vae, settings), one, file_budget_gb=vram_budget_gb)
     found_way = predict_coding(coding, card, workspaces_for(card))

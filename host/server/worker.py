@@ -5,17 +5,20 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import logging
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from ...memory.prediction import GivenUp, while_wanted
 
 Result = TypeVar("Result")
 LOOK = 0.25  # seconds between looks at the clock and at who waits
+SWITCH = 0.0005  # seconds after which a thread that waits for the interpreter's lock asks for it
 GRACE = 3.0  # seconds for work to notice by itself that it is not wanted
 
 log = logging.getLogger(__name__)
@@ -96,6 +99,18 @@ class Worker:
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), raised)
 
 
+@contextmanager
+def hurried() -> Iterator[None]:
+    """Within it, whoever waits for the interpreter's lock asks for it sooner than Python does by itself: the server's
+    loop needs it many times for an answer, and each time it waits its turn behind the prompt and work like this."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(min(before, SWITCH))
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
+
+
 class _Job(Generic[Result]):
     """One piece of work.
 
@@ -128,7 +143,7 @@ class _Job(Generic[Result]):
         while self.wanted.is_set() and not self.answer.done():
             self.began = self.began or time.monotonic()
             try:
-                with while_wanted(self._goes_on):
+                with hurried(), while_wanted(self._goes_on):
                     self.answer.set_result(self._work())
             except GivenUp:  # its own, or the one that was raised for the work before: that goes round once more
                 log.info("Headroom gave up a prediction after %.0f s", self.seconds())

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from ...memory import Row
 from ...vae import Direction
+from ..chunks.families import chunks_of
 from ..vae.coding import Coder
 from ..vae.directions import Decode
 from ..vae.preview import Watch
 from ..vae.settings import VAESettings
 from ..vae.wrapper import is_tileable, low_memory_vae
-from ..video.families import chunks_of
 from .gathered import Gathered
 from .handed_on import HandedOn
 from .host_chunks import HostChunks

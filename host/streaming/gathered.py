@@ -1,5 +1,4 @@
-"""Videos that come out of their autoencoder at once: gathered in a file of the host's temp folder, then handed on; or
-in windows of frames, where the whole does not fit and the decoder can be cut so (Mochi)."""
+"""Videos that come out of their autoencoder at once: gathered in a file of the host's temp folder, then handed on."""
 
 from __future__ import annotations
 
@@ -11,7 +10,6 @@ from ..prediction.stages import own_card
 from ..prediction.vae import predict_work
 from ..vae.coding import Coder
 from .source import Border, Onward, State, Take
-from .windows import are_followed, in_windows
 
 AT_ONCE = 16  # frames that are handed on together
 
@@ -39,6 +37,8 @@ class Gathered:
         latent: (1, C, T, h, w), or (T, C, h, w) where the batch is time; prepared.
         row: of the run log.
     """
+
+    has_borders = False
 
     def __init__(self, coder: Coder, latent: Tensor, row: Row) -> None:
         self.coder, self.latent, self.row = coder, latent, row
@@ -74,10 +74,6 @@ class Gathered:
         onward = Onward(take, border, done)
         onward.begin(0)
         coder, latent = self.coder, self.latent
-        if latent.ndim == 5 and not coder.tiles.plan_whole(latent).fits and are_followed(coder, latent, self.row):
-            in_windows(coder, latent, self.row, onward, coder.geometry.vae.first_stage_model.decode)
-            onward.border(dict)
-            return
         out = exactly(coder, latent, self.row)
         frames = out if out.ndim == 5 else out.movedim(0, 1)[None]
         self.count = int(frames.shape[2])

@@ -1,22 +1,16 @@
-"""Videos whose autoencoder writes its frames out as they are done (LTX-Video): handed on instead of gathered."""
+"""Videos whose autoencoder writes its frames out as they are done, and adds noise to all of them at once (LTX-Video
+0.9.1 to 0.9.8): handed on instead of gathered."""
 
 from __future__ import annotations
-
-import sys
-from functools import partial
 
 from torch import Tensor
 
 from ...memory import Row
-from ...vae.exact import CannotRecord
-from ..prediction.host_answers import replaced
 from ..vae.coding import Coder
 from ..video.sink import Sink
 from .source import Border, Onward, State, Take
 from .strips import fits_as_module
 from .windows import in_windows
-
-CHUNK = "get_max_chunk_size"  # bytes of a map above which the module cuts it in time
 
 
 class HandedOn:
@@ -29,6 +23,8 @@ class HandedOn:
         latent: (1, C, T, h, w), prepared, in host memory.
         row: of the run log.
     """
+
+    has_borders = False
 
     def __init__(self, coder: Coder, latent: Tensor, row: Row) -> None:
         self.coder, self.latent, self.row = coder, latent, row
@@ -50,7 +46,7 @@ class HandedOn:
         if self.whole:
             self._by_module(onward)
         else:
-            self._in_windows(onward)
+            in_windows(self.coder, self.latent, self.row, onward)
         onward.border(dict)
 
     def _by_module(self, onward: Onward) -> None:
@@ -64,16 +60,3 @@ class HandedOn:
 
         self.model.decode(x, output_buffer=Sink(take))
         self.row.lines[:] = ["exact: by the VAE's own module, frames handed on as they are done: the host's result"]
-
-    def _in_windows(self, onward: Onward) -> None:
-        def module(x: Tensor) -> Tensor:
-            kept: list[Tensor] = []
-            self.model.decode(x, output_buffer=Sink(kept.append))
-            if len(kept) != 1:
-                raise CannotRecord("the module cuts its frames into chunks")
-            return kept[0]
-
-        # In one piece as it is recorded: the windows are cut by their own plan, whatever the card.
-        own = sys.modules[type(self.model).__module__]
-        in_one_piece = partial(replaced, own, CHUNK, lambda *_: 2**62)
-        in_windows(self.coder, self.latent, self.row, onward, module, in_one_piece)

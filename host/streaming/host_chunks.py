@@ -1,5 +1,5 @@
-"""Videos in the host's own chunks: by the module itself where a chunk fits, which is the host's own result bit for bit,
-else each chunk in exact strips; what it keeps from one chunk to the next is the state."""
+"""Videos in chunks of frames: by the module itself where a chunk fits, else each chunk in exact strips, or in windows
+where chunks look ahead; what is kept from one chunk to the next is the state."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from torch import Tensor
 
 from ...memory import Row
 from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks, kept_of
+from ..chunks.chunks import Chunks, head_of
 from ..vae.coding import Coder
 from ..vae.geometry import require_disk
-from ..video.chunks import Chunks, head_of
 from .source import Border, Onward, State, Take
-from .strips import fits_as_module, run_strips
+from .strips import fits_as_module, growing, run_strips
+from .windows import in_windows
 
 FIRST = "chunks"  # what strips are cut along first: what is kept from chunk to chunk lies on the device
 TEXT = ".text"  # of a place of the cache that holds a word
@@ -49,10 +50,7 @@ class HostChunks:
             put: makes what lies in the cache of a tensor of the state.
         """
         chunks = self.chunks_of(self.model, self.latent.shape[2])
-        starts = [start for start, _ in chunks.borders]
-        chunks.done = next(
-            (number for number, start in enumerate(starts) if start and chunks.frames_of(start) == done), 0
-        )
+        chunks.done = self._chunk_at(done)
         if chunks.done:
             assert put is not None
             kept: dict[str, Any] = {}
@@ -61,6 +59,17 @@ class HostChunks:
                 kept[name.removesuffix(TEXT)] = bytes(value.tolist()).decode() if word else put(value)
             chunks.keep(kept)
         return chunks
+
+    def _chunk_at(self, done: int) -> int:
+        """The chunk that begins behind so many frames; 0 where none does."""
+        chunks = self.chunks_of(self.model, self.latent.shape[2])
+        numbers = range(1, len(chunks.borders)) if done else ()
+        return next((number for number in numbers if chunks.given_by(number) == done), 0)
+
+    @property
+    def has_borders(self) -> bool:
+        """Not in windows."""
+        return self.whole or not self.chunks_of.looks_ahead
 
     def lower(self) -> bool:
         """Memory ran out in a chunk as a whole: from now on in strips."""
@@ -71,10 +80,14 @@ class HostChunks:
         """From any border on."""
         require_disk(self._begun().held(self.latent.shape), self.vae.vae_dtype)
         onward = Onward(take, border, done)
-        begun = (0, State()) if state is None else (done, state)
+        begun = (0, State()) if state is None or not self._chunk_at(done) else (done, state)
         self.whole = self.whole and fits_as_module(self.coder, self.latent, self.row)
+        if self.chunks_of.looks_ahead and begun[0] < done:
+            self.whole = False  # windows need not begin with the video
         if self.whole:
             self._by_module(onward, *begun)
+        elif self.chunks_of.looks_ahead:
+            self._in_windows(onward, done)
         else:
             self._in_strips(onward, *begun)
 
@@ -94,7 +107,17 @@ class HostChunks:
                 onward.take(piece)
                 del piece  # else it lives until the next chunk is computed
             onward.border(partial(_saved, chunks))
-        self.row.lines[:] = [f"exact: {chunks.by_module}"]
+        self.row.lines[:] = [f"exact: {chunks.by_module}", *growing(self.coder, self.latent)]
+
+    def _in_windows(self, onward: Onward, done: int) -> None:
+        """From the first latent frame on that the next ones depend on: what is decoded of an earlier beginning is not
+        the video's there, and is left out."""
+        chunks, begun = self._begun(), 0
+        for cells in range(1, self.latent.shape[2]):
+            if chunks.frames_of(cells) + chunks.frames_of(chunks.reach + 2) <= done:
+                begun = cells
+        onward.begin(chunks.frames_of(begun + 1) - chunks.frames_of(1))
+        in_windows(self.coder, self.latent[:, :, begun:], self.row, onward)
 
     def _in_strips(self, onward: Onward, at: int, state: State) -> None:
         self.coder.room.make(0)

@@ -19,6 +19,8 @@ class Pictures:
         row: of the run log.
     """
 
+    has_borders = True
+
     def __init__(self, coder: Coder, latents: Tensor, row: Row) -> None:
         self.coder, self.latents, self.row = coder, latents, row
         self.count = int(latents.shape[0])

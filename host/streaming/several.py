@@ -21,17 +21,21 @@ class Several:
         self.each = self.source.count
         self.count = self.each * videos
 
+    @property
+    def has_borders(self) -> bool:
+        """Of the video that is being decoded."""
+        return self.source.has_borders
+
     def lower(self) -> bool:
         """For the video that is being decoded; the next one begins with all there is again."""
         return self.source.lower()
 
     def run(self, take: Take, border: Border, done: int, state: State | None) -> None:
-        """From a border of any of them on; between two of them nothing is carried."""
+        """From anywhere in any of them on; between two of them nothing is carried."""
         onward = Onward(take, border, done)
-        at = done if state is not None else done // self.each * self.each
-        for number in range(at // self.each, self.videos):
+        for number in range(done // self.each, self.videos):
             if number != self.number:
                 self.number, self.source = number, self.sources(number)
-            inside = max(0, at - number * self.each)
+            inside = max(0, done - number * self.each)
             onward.begin(number * self.each + inside)
             self.source.run(onward.take, onward.border, inside, state if inside else {})

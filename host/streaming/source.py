@@ -21,10 +21,14 @@ class FrameSource(Protocol):
 
     Attributes:
         count: frames in all.
+        has_borders: it says where it may be gone on from while it runs; else only at the end.
     """
 
     @property
     def count(self) -> int: ...
+
+    @property
+    def has_borders(self) -> bool: ...
 
     def run(self, take: Take, border: Border, done: int, state: State | None) -> None:
         """Hands all frames on from a border.

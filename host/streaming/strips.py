@@ -3,15 +3,16 @@ own errors where they cannot be had."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from torch import Tensor
 
 from ...memory import Row
 from ...memory.prediction import CannotPredict
+from ...memory.units import format_bytes
 from ...vae.exact import DoesNotFit, ExactRun
 from ..prediction.stages import own_card
-from ..prediction.streamed import predict_handed_on
+from ..prediction.streamed import bytes_a_frame, predict_handed_on
 from ..vae.coding import Coder
 from ..vae.room import NoRoom, NotExact
 from ..vae.strips import ExactPass
@@ -30,6 +31,17 @@ def fits_as_module(coder: Coder, x: Tensor, row: Row) -> bool:
     row.predicted = found
     coder.room.make(found.activations)
     return True
+
+
+def growing(coder: Coder, x: Tensor) -> Iterator[str]:
+    """For the report: what each further frame takes, where something is computed of all of them."""
+    vae = coder.geometry.vae
+    try:
+        more = bytes_a_frame(vae, x, coder.geometry.direction, own_card(vae.device))
+    except CannotPredict:
+        return
+    if more:
+        yield f"each further frame of {'pixels' if x.shape[1] == 3 else 'the latent'} takes {format_bytes(int(more))}"
 
 
 def run_strips(coder: Coder, exact: ExactPass, code: Callable[[ExactRun], Tensor], x: Tensor, row: Row) -> None:

@@ -1,83 +1,51 @@
-"""Videos in exact windows of frames, each window's frames handed on: memory that does not grow with the video, where
+"""LTX-Video in exact windows of frames, each window's frames handed on: memory that does not grow with the video, since
 the decoder can be followed from end to end without anything that asks for the whole of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+import sys
 
 from torch import Tensor
 
 from ...memory import Row
-from ...vae.exact import DoesNotFit, ExactRun, UnbrokenRun
+from ...vae.exact import CannotRecord, ExactRun
+from ..chunks.ltx import LARGEST
+from ..prediction.host_answers import replaced
 from ..vae.coding import Coder
-from ..vae.room import NotExact
 from ..vae.strips import ExactPass
+from ..video.sink import Sink
 from .source import Onward
 from .strips import run_strips
 
 WINDOW = 16  # frames
 
 
-def windows_of(coder: Coder, latent: Tensor, row: Row) -> ExactPass:
-    """The strips of a video, cut along frames.
-
-    Args:
-        latent: (1, C, T, h, w), prepared, in host memory.
-        row: of the run log.
-    """
-    coder.room.make(0)
-    exact = coder.strips.exact_pass(latent, row)
-    exact.along, exact.frames = "frames", WINDOW
-    return exact
-
-
-def are_followed(coder: Coder, latent: Tensor, row: Row) -> bool:
-    """Whether windows hold nothing but their own frames and those that the next ones need, and fit: for a decoder whose
-    norms and attention keep to single frames. Nothing is computed."""
-    exact, passes = windows_of(coder, latent, row), 0
-
-    def code(run: ExactRun) -> Tensor:
-        nonlocal passes
-        run.stream(lambda frames: None, exact.vae.first_stage_model.decode, _on_device(exact, latent, run))
-        passes = run.report.passes
-        return latent
-
-    for frames in (WINDOW, 0):
-        exact.frames = frames
-        try:
-            exact.without_data(code, UnbrokenRun)
-            return passes == 1
-        except NotExact:
-            return False
-        except DoesNotFit:
-            continue
-    return False
-
-
-def in_windows(
-    coder: Coder,
-    latent: Tensor,
-    row: Row,
-    onward: Onward,
-    module: Callable[[Tensor], Tensor],
-    around: Callable[[], AbstractContextManager[object]] = nullcontext,
-) -> None:
+def in_windows(coder: Coder, latent: Tensor, row: Row, onward: Onward) -> None:
     """Decodes a video from its beginning.
 
     Args:
+        latent: (1, C, T, h, w), prepared, in host memory.
         onward: takes the frames.
-        module: decodes a latent in one piece.
-        around: what recording happens in.
 
     Raises:
         BudgetTooSmall, CannotBeExact, OOM_EXCEPTION: see :func:`run_strips`.
     """
-    exact = windows_of(coder, latent, row)
+    coder.room.make(0)
+    exact, model = coder.strips.exact_pass(latent, row), coder.geometry.vae.first_stage_model
+    exact.along, exact.frames = "frames", WINDOW
+    begun = onward.at
+
+    def module(x: Tensor) -> Tensor:
+        kept: list[Tensor] = []
+        model.decode(x, output_buffer=Sink(kept.append))
+        if len(kept) != 1:
+            raise CannotRecord("the module cuts its frames into chunks")
+        return kept[0]
 
     def code(run: ExactRun) -> Tensor:
-        onward.begin(0)
-        with around():
+        onward.begin(begun)
+        # In one piece as it is recorded: the windows are cut by their own plan, whatever the card.
+        with replaced(sys.modules[type(model).__module__], LARGEST, lambda *_: 2**62):
             run.stream(onward.take, module, _on_device(exact, latent, run))
         return latent
 

@@ -32,12 +32,12 @@ from ...vae.exact.planning.card import figures_of
 from ...vae.exact.planning.device import Figures
 from ...vae.exact.planning.workspace import BY_RULE, ConvolutionWorkspace
 from ..attention.in_vae import attend
+from ..chunks.chunks import Chunks
+from ..chunks.families import strips_of
 from ..core.compat import is_out_of_memory
 from ..measure.calibrated import in_strips, workspaces_on
 from ..measure.runs import notice
 from ..video.along import described, first_way, is_chunked, maker_of, others
-from ..video.chunks import Chunks
-from ..video.families import chunks_of
 from .geometry import Geometry
 from .room import NoRoom, NotExact, Room, Rungs, free_others, give_back
 
@@ -75,7 +75,7 @@ class StripCoder:
         """What the slices of a batch share, with what their results leave of the budget."""
         geometry, dtype, gathered = self.geometry, self.vae.vae_dtype, self.gathered_bytes(x)
         one_video = x.ndim == 5 and x.shape[2] > 1 and min(x.shape[0], geometry.slice_step(x)) == 1
-        chunks = chunks_of(self.vae.first_stage_model, geometry.direction) if one_video else None
+        chunks = strips_of(self.vae.first_stage_model, geometry.direction) if one_video else None
         return ExactPass(
             self.vae,
             self.room.for_work() - gathered,

@@ -1,4 +1,4 @@
-"""Video autoencoders that run in chunks of frames: where the chunks end, and what is carried from one to the next.
+"""What a video's strips are cut along, and frames that are handed on as they come.
 
-How a chunk is computed within a byte budget is not here, but in :mod:`...vae.exact`.
+Where chunks of frames end is said in :mod:`..chunks`.
 """

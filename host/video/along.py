@@ -13,7 +13,7 @@ from torch import Tensor
 from ...memory.accelerator import has_own_memory
 from ...memory.units import format_bytes
 from ...vae.exact import ChunkedRun, ExactRun, Hold, PlannedChunks, PlannedRun, Report
-from .chunks import Chunks
+from ..chunks.chunks import Chunks
 
 OUTSIDE = "chunks, outside"
 MIB = 2**20

@@ -15,11 +15,13 @@ from torch import Tensor
 from ...memory import Row
 from ...vae import Direction
 from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks
+from ..chunks.chunks import Chunks
+from ..chunks.families import chunks_of
 from ..core.cancel import AskedAtEachFunction
 from ..core.compat import device_context, is_out_of_memory, show_on_node
 from ..measure.runs import Following, measured, notice
 from ..streaming.gathered import exactly
-from ..streaming.strips import fits_as_module, run_strips
+from ..streaming.strips import fits_as_module, growing, run_strips
 from ..vae.coding import Coder
 from ..vae.directions import Encode
 from ..vae.geometry import least_cells, require_disk
@@ -27,8 +29,6 @@ from ..vae.preview import Cancelling
 from ..vae.room import free_others, give_back
 from ..vae.settings import VAESettings
 from ..vae.wrapper import is_tileable, low_memory_vae
-from ..video.chunks import Chunks
-from ..video.families import chunks_of
 from .host_video import Frames
 
 AT_ONCE = 8  # frames that are read together
@@ -203,7 +203,7 @@ class _Encoding:
             with AskedAtEachFunction():
                 out = chunks.tail(gathered.to(device=vae.device, dtype=vae.vae_dtype))
             parts.append(out.to(vae.output_device, torch.float32))
-        row.lines.append(f"exact: {chunks.by_module}")
+        row.lines += [f"exact: {chunks.by_module}", *growing(self.coder, self._likeness())]
         return torch.cat(parts, 2).to(vae.vae_output_dtype())
 
     def _in_strips(self, kind: type[Chunks], row: Row) -> Tensor:

@@ -193,7 +193,7 @@ class _Writing:
         self.segments.add(frames)
         self.at += frames.shape[0]
         self._tell(frames[-1])
-        if self.at - self.kept >= 2 * SEGMENT:  # of what has no borders; the others end at one
+        if self.at - self.kept >= 2 * SEGMENT and not self.source.has_borders:
             self.segments.close(None)
 
     def border(self, save: Callable[[], State]) -> None:

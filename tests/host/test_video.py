@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from headroom.host.chunks.chunks import Chunks
+from headroom.host.chunks.families import chunks_of
 from headroom.host.prediction.stages import own_card
 from headroom.host.prediction.vae import Coding, predict_coding
-from headroom.host.video.chunks import Chunks
-from headroom.host.video.families import chunks_of
 from headroom.vae import Direction
 from headroom.vae.exact import ChunkedRun, PlannedChunks
 
@@ -24,6 +24,9 @@ from .test_exact_vae import decoded, exact, last_lines, last_row, least_gb
 
 NAMES = ["wan21", "wan22"]
 IN_PART = ["hunyuan_video", "hunyuan_video15", "cogvideox"]  # what the host runs in chunks; the rest sees all frames
+LTX = [("ltx", "encode"), ("ltx_striding", "encode"), ("ltx_noise", "encode")]
+CONTINUED = [*LTX, ("mochi", "decode"), ("cosmos", "decode"), ("cosmos", "encode")]
+TINY = [("taew21", "encode"), ("taeltx2", "encode")]
 WAYS = {"decode": Direction.DECODE, "encode": Direction.ENCODE}
 
 
@@ -42,9 +45,11 @@ def given(name: str, way: str, cells: int) -> tuple[Any, Tensor]:
     return getattr(vae.first_stage_model, way), x.to(vae.vae_dtype)
 
 
+CASES = [*((name, way) for name in [*NAMES, *IN_PART] for way in WAYS), *CONTINUED, *TINY]
+
+
 @pytest.mark.parametrize("cells", [1, 2, 3, 4, 5, 6])
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", [*NAMES, *IN_PART])
+@pytest.mark.parametrize(("name", "way"), CASES)
 def test_the_frames_of_the_hosts_own_loop(name: str, way: str, cells: int) -> None:
     work, x = given(name, way, cells)
     begun = partial(chunks(name, way), work.__self__)
@@ -53,9 +58,10 @@ def test_the_frames_of_the_hosts_own_loop(name: str, way: str, cells: int) -> No
     assert psnr(result, work(x)) >= 120
 
 
-@pytest.mark.parametrize(
-    ("name", "way"), [(name, way) for name in NAMES for way in WAYS] + [(name, "decode") for name in IN_PART]
-)
+STREAMED = [*((name, way) for name in NAMES for way in WAYS), *((name, "decode") for name in IN_PART), *CONTINUED[:-1]]
+
+
+@pytest.mark.parametrize(("name", "way"), STREAMED)
 def test_chunks_are_handed_on_as_they_are_done(name: str, way: str) -> None:
     """The same frames, in pieces that are no larger for a longer video."""
     most = []
@@ -69,8 +75,7 @@ def test_chunks_are_handed_on_as_they_are_done(name: str, way: str) -> None:
     assert most[0] == most[1]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", [*NAMES, *IN_PART])
+@pytest.mark.parametrize(("name", "way"), CASES)
 def test_what_is_kept_from_chunk_to_chunk_may_lie_elsewhere(name: str, way: str) -> None:
     """In host memory, piece by piece, whatever the height of strips: the same bits, and nothing of it in the plan."""
     work, x = given(name, way, 5)
@@ -160,3 +165,32 @@ def test_a_video_whose_rows_do_not_fit(name: str) -> None:
     assert last_row().notices == []
     found = predict_coding(Coding(vae, x), own_card(vae.device))
     assert found.prediction.activations == last_row().predicted.activations
+
+
+@pytest.mark.parametrize("name", ["taew21", "taeltx2"])
+@pytest.mark.parametrize("frames", range(1, 18))
+def test_the_tiny_ones_encode_every_number_of_frames(name: str, frames: int) -> None:
+    """The last few are filled up with the last of them."""
+    kind = AUTOENCODERS[name]
+    x = kind.pixels(2 * kind.shrink, 2 * kind.shrink, frames).movedim(-1, 0)[None] * 2 - 1
+    module = kind.load().first_stage_model
+    made = chunks(name, "encode")(module, frames)
+    result = torch.cat([piece for start, stop in made.borders for piece in made.step(x[:, :, start:stop])], 2)
+    assert result.shape == module.encode(x).shape
+    assert result.shape[2] == made.given
+    assert psnr(result, module.encode(x)) >= 120
+
+
+@pytest.mark.parametrize("name", ["ltx", "ltx_striding"])
+@pytest.mark.parametrize("cells", [*range(1, 11), 24, 33])
+def test_a_decoder_that_looks_ahead_gives_every_frame(name: str, cells: int) -> None:
+    """Later than its chunk, as many as it says."""
+    work, x = given(name, "decode", cells)
+    made, pieces = chunks(name, "decode")(work.__self__, cells), []
+    for number, (start, stop) in enumerate(made.borders):
+        pieces += made.step(x[:, :, start:stop])
+        assert sum(piece.shape[2] for piece in pieces) == made.given_by(number + 1)
+    assert psnr(torch.cat(pieces, 2), work(x)) >= 120
+    layers = [layer for layer in work.__self__.modules() if hasattr(layer, "temporal_cache_state")]
+    assert layers
+    assert not any(layer.temporal_cache_state for layer in layers)

@@ -3,7 +3,7 @@ before or behind it some frames at a time.
 
 The borders, and what is carried over them, are those of ``forward`` in the host's ``Encoder`` and ``Decoder`` of
 ``comfy/ldm/modules/diffusionmodules/model.py`` (1.0) and ``comfy/ldm/hunyuan_video/vae_refiner.py`` (1.5), the same in
-ComfyUI 0.30.0 and 0.33.0; where an older one has another, :func:`is_known` is to tell.
+ComfyUI 0.30.0 and 0.33.0; where an older one has another, :meth:`HunyuanChunks.knows` is to tell.
 """
 
 from __future__ import annotations
@@ -28,6 +28,15 @@ class HunyuanChunks(Chunks):
 
     #: The module's name of what changes the size between two stages.
     between: str
+
+    @classmethod
+    def knows(cls, model: Any) -> bool:
+        part = getattr(model, cls.half)
+        if not hasattr(sys.modules[type(part).__module__], CARRY):
+            return False
+        if is_refiner(part):
+            return bool(getattr(part, "refiner_vae", False))
+        return bool(getattr(part, "carried", False)) and not getattr(part, "tanh_out", False)
 
     def carried(self) -> tuple[list[Tensor] | None, list[Tensor] | None]:
         """What the convolutions of the next chunk take from the last one, and where they leave as much: None before
@@ -69,9 +78,7 @@ class HunyuanDecode(HunyuanChunks):
     has_head = True
     between = "upsample"
 
-    @property
-    def part(self) -> Any:
-        return self.model.decoder
+    half = "decoder"
 
     def cut(self, frames: int) -> Borders:
         return in_steps(AT_ONCE, frames)
@@ -101,9 +108,7 @@ class HunyuanEncode(HunyuanChunks):
     has_tail = True
     between = "downsample"
 
-    @property
-    def part(self) -> Any:
-        return self.model.encoder
+    half = "encoder"
 
     @property
     def shrink(self) -> int:
@@ -140,12 +145,3 @@ class HunyuanEncode(HunyuanChunks):
 def is_refiner(part: Any) -> bool:
     """Whether one half of the module is 1.5's."""
     return type(part).__module__.endswith("vae_refiner")
-
-
-def is_known(part: Any) -> bool:
-    """Whether one half of a module runs some frames at a time, as it is known here."""
-    if not hasattr(sys.modules[type(part).__module__], CARRY):
-        return False
-    if is_refiner(part):
-        return bool(getattr(part, "refiner_vae", False))
-    return bool(getattr(part, "carried", False)) and not getattr(part, "tanh_out", False)

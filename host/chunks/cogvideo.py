@@ -53,9 +53,7 @@ class CogVideoDecode(CogVideoChunks):
             frames = 2 * frames - frames % 2
         super().__init__(model, frames)
 
-    @property
-    def part(self) -> Any:
-        return self.model.decoder
+    half = "decoder"
 
     def cut(self, frames: int) -> Borders:
         return in_steps(AT_ONCE, frames)
@@ -93,9 +91,7 @@ class CogVideoDecode(CogVideoChunks):
 class CogVideoEncode(CogVideoChunks):
     """What is left over of eights, then eight frames at a time."""
 
-    @property
-    def part(self) -> Any:
-        return self.model.encoder
+    half = "encoder"
 
     @property
     def step_frames(self) -> int:

@@ -31,10 +31,14 @@ class Chunks:
 
     #: As :meth:`step`, before the chunk is counted.
     compute: Callable[..., Sequence[Tensor]]
+    #: The half of the autoencoder that is run so, by its name there.
+    half: str
     #: Something is computed of all frames before the chunks, or behind them.
     has_head = has_tail = False
     #: Strips are cut of chunks from the start, also where rows of all frames might do.
     comes_first = False
+    #: Frames of a chunk are given with later ones, which they depend on: strips are not cut of such chunks.
+    looks_ahead = False
     #: How it runs by the module itself, for the report.
     by_module = "in the host's own chunks, by the VAE's own module: its result bit for bit"
 
@@ -51,7 +55,12 @@ class Chunks:
     @property
     def part(self) -> Any:
         """The half of the autoencoder that has the cache."""
-        raise NotImplementedError
+        return getattr(self.model, self.half)
+
+    @classmethod
+    def knows(cls, model: Any) -> bool:
+        """Whether this host's module is the one that this is made for."""
+        return True
 
     def cut(self, frames: int) -> Borders:
         """The borders of so many frames."""
@@ -60,6 +69,15 @@ class Chunks:
     def frames_of(self, frames: int) -> int:
         """Frames of the result: four to a latent one, but one to the first."""
         raise NotImplementedError
+
+    @property
+    def reach(self) -> int:
+        """Latent frames on each side that one of the result depends on, where chunks look ahead."""
+        return 0
+
+    def given_by(self, chunks: int) -> int:
+        """Frames of the result that are given when so many chunks, one or more, are done."""
+        return self.frames_of(self.borders[chunks - 1][1])
 
     def head(self, x: Tensor) -> Sequence[Tensor]:
         """What the chunks are cut from, each of (1, C, T, H, W), of the whole input: the input, unless there is a

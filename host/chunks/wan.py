@@ -21,6 +21,10 @@ class WanChunks(Chunks):
     #: Counts them, by its name in the model's own file.
     counter: str
 
+    @classmethod
+    def knows(cls, model: Any) -> bool:
+        return hasattr(sys.modules[type(model).__module__], cls.counter)
+
     def places(self) -> int:
         return int(getattr(sys.modules[type(self.model).__module__], self.counter)(self.part))
 
@@ -35,9 +39,7 @@ class Wan21Decode(WanChunks):
         if len(self.borders) == 1:
             self.cache = None
 
-    @property
-    def part(self) -> Any:
-        return self.model.decoder
+    half = "decoder"
 
     def cut(self, frames: int) -> Borders:
         return by_step(2, frames)
@@ -53,9 +55,7 @@ class Wan21Decode(WanChunks):
 class Wan21Encode(Wan21Decode):
     """One frame, then two at a time, of 4 n + 1; a latent frame comes of every second chunk."""
 
-    @property
-    def part(self) -> Any:
-        return self.model.encoder
+    half = "encoder"
 
     def cut(self, frames: int) -> Borders:
         return by_step(2, 1 + (frames - 1) // 4 * 4)
@@ -74,9 +74,7 @@ class Wan22Decode(WanChunks):
 
     counter = "count_conv3d"
 
-    @property
-    def part(self) -> Any:
-        return self.model.decoder
+    half = "decoder"
 
     def cut(self, frames: int) -> Borders:
         return by_step(1, frames)
@@ -95,9 +93,7 @@ class Wan22Encode(WanChunks):
 
     counter = "count_conv3d"
 
-    @property
-    def part(self) -> Any:
-        return self.model.encoder
+    half = "encoder"
 
     def cut(self, frames: int) -> Borders:
         return by_step(4, 1 + (frames - 1) // 4 * 4)
