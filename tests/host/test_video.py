@@ -17,7 +17,7 @@ from headroom.host.prediction.vae import Coding, predict_coding
 from headroom.vae import Direction
 from headroom.vae.exact import ChunkedRun, PlannedChunks
 
-from ..nightly import some_of
+from ..nightly import grid, some_of
 from .autoencoders import AUTOENCODERS
 from .families import psnr
 from .test_exact_vae import decoded, exact, last_lines, last_row, least_gb
@@ -48,9 +48,9 @@ def given(name: str, way: str, cells: int) -> tuple[Any, Tensor]:
 CASES = [*((name, way) for name in [*NAMES, *IN_PART] for way in WAYS), *CONTINUED, *TINY]
 
 
-@pytest.mark.parametrize("cells", [1, 2, 3, 4, 5, 6])
-@pytest.mark.parametrize(("name", "way"), CASES)
-def test_the_frames_of_the_hosts_own_loop(name: str, way: str, cells: int) -> None:
+@pytest.mark.parametrize(("cells", "case"), grid([1, 2, 3, 4, 5, 6], CASES))
+def test_the_frames_of_the_hosts_own_loop(case: tuple[str, str], cells: int) -> None:
+    name, way = case
     work, x = given(name, way, cells)
     begun = partial(chunks(name, way), work.__self__)
     result = ChunkedRun(begun, rows=1).run(work, x)
