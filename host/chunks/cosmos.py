@@ -89,9 +89,7 @@ class CosmosChunks(ContinuedChunks):
 class CosmosDecode(CosmosChunks):
     """Two latent frames at a time, behind the middle."""
 
-    has_head = True
-
-    half = "decoder"
+    half, has_head = "decoder", True
 
     def cut(self, frames: int) -> Borders:
         return in_steps(AT_ONCE, frames)
@@ -140,9 +138,7 @@ class CosmosDecode(CosmosChunks):
 class CosmosEncode(CosmosChunks):
     """One frame, then sixteen at a time, before the middle."""
 
-    has_tail = True
-
-    half = "encoder"
+    half, has_tail = "encoder", True
 
     def cut(self, frames: int) -> Borders:
         return by_step(8 * AT_ONCE, 1 + (frames - 1) // 8 * 8)

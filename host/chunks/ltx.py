@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -114,9 +114,7 @@ class LTXDecode(LTXChunks):
     and the last one more.
     """
 
-    looks_ahead = True
-
-    half = "decoder"
+    half, looks_ahead = "decoder", True
 
     def cut(self, frames: int) -> Borders:
         return in_steps(AT_ONCE, frames)
@@ -150,7 +148,16 @@ class LTXDecode(LTXChunks):
         return math.ceil(frames)
 
     def through(self, x: Tensor, ended: bool) -> Sequence[Tensor]:
-        return list(self._from(0, [self.model.per_channel_statistics.un_normalize(x)], ended))
+        return list(self._begun(x, ended))
+
+    @contextmanager
+    def handed(self, *parts: Tensor) -> Iterator[Iterable[Tensor]]:
+        with self._lent():
+            yield self._begun(*parts, self.done == len(self.borders) - 1)
+        self.done += 1
+
+    def _begun(self, x: Tensor, ended: bool) -> Iterator[Tensor]:
+        return self._from(0, [self.model.per_channel_statistics.un_normalize(x)], ended)
 
     def _from(self, at: int, held: list[Tensor], ended: bool) -> Iterator[Tensor]:
         """The frames that a map gives from a block on.

@@ -78,9 +78,10 @@ def _first_chunks(kind: type[Chunks], module: Any, x: Tensor) -> None:
     for start, stop in chunks.borders[:most]:
         of_chunk = [part[:, :, start:stop] for part in parts]
         brought = (part.to(x.device) if chunks.has_head else part.clone() for part in of_chunk)
-        for piece in chunks.step(*brought):
-            given = piece.new_empty(()).expand(*piece.shape[:2], chunks.given, *piece.shape[3:])
-            del piece
+        with chunks.handed(*brought) as pieces:
+            for piece in pieces:
+                given = piece.new_empty(()).expand(*piece.shape[:2], chunks.given, *piece.shape[3:])
+                del piece
     if chunks.has_tail and given is not None:
         chunks.tail(given.clone() if x.device.type != "cpu" else given)
 

@@ -188,9 +188,27 @@ def test_a_decoder_that_looks_ahead_gives_every_frame(name: str, cells: int) -> 
     work, x = given(name, "decode", cells)
     made, pieces = chunks(name, "decode")(work.__self__, cells), []
     for number, (start, stop) in enumerate(made.borders):
-        pieces += made.step(x[:, :, start:stop])
+        with made.handed(x[:, :, start:stop]) as handed:
+            pieces += handed
         assert sum(piece.shape[2] for piece in pieces) == made.given_by(number + 1)
     assert psnr(torch.cat(pieces, 2), work(x)) >= 120
     layers = [layer for layer in work.__self__.modules() if hasattr(layer, "temporal_cache_state")]
     assert layers
     assert not any(layer.temporal_cache_state for layer in layers)
+
+
+def test_a_decode_that_is_ended_midway_leaves_its_layers_as_they_were() -> None:
+    work, x = given("ltx", "decode", 33)
+    expected, made = work(x), chunks("ltx", "decode")(work.__self__, 33)
+    for start, stop in made.borders[:-1]:
+        made.step(x[:, :, start:stop])
+
+    def ended() -> None:
+        with made.handed(x[:, :, made.borders[-1][0] :]) as handed:
+            next(iter(handed))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ended()
+    assert not any(getattr(layer, "temporal_cache_state", None) for layer in work.__self__.modules())
+    assert torch.equal(work(x), expected)
