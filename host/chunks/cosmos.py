@@ -136,15 +136,17 @@ class CosmosDecode(CosmosChunks):
 
 
 class CosmosEncode(CosmosChunks):
-    """One frame, then sixteen at a time, before the middle."""
+    """One frame, then sixteen at a time, before the middle: four patches of four frames, of which two become a latent
+    frame. A last patch that is not full is mirrored, as the module pads; one without another is left out."""
 
     half, has_tail = "encoder", True
 
     def cut(self, frames: int) -> Borders:
-        return by_step(8 * AT_ONCE, 1 + (frames - 1) // 8 * 8)
+        return by_step(8 * AT_ONCE, min(frames, 1 + 8 * (self.frames_of(frames) - 1)))
 
     def frames_of(self, frames: int) -> int:
-        return 1 + (frames - 1) // 8
+        patches = 1 - (1 - frames) // 4
+        return (patches + 1) // 2
 
     def held(self, shape: Sequence[int]) -> list[tuple[int, ...]]:
         return [(1, self.part.mid.block_1.in_channels, self.given, *(size // 8 for size in shape[3:]))]
@@ -170,6 +172,8 @@ class CosmosEncode(CosmosChunks):
         if not self.done:
             x = torch.cat([x[:, :, :1].repeat_interleave(patches.patch_size, 2), x[:, :, 1:]], 2)
         for _ in patches.range:
+            if x.shape[2] % 2:
+                x = torch.cat([x, x[:, :, -2:-1]], 2)
             x = _folded(x)
             x = functional.conv3d(x, _haar(x) / 8)
         return x
