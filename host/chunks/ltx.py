@@ -153,7 +153,7 @@ class LTXDecode(LTXChunks):
     @contextmanager
     def handed(self, *parts: Tensor) -> Iterator[Iterable[Tensor]]:
         with self._lent():
-            yield self._begun(*parts, self.done == len(self.borders) - 1)
+            yield self._begun(parts[0], self.done == len(self.borders) - 1)
         self.done += 1
 
     def _begun(self, x: Tensor, ended: bool) -> Iterator[Tensor]:
