@@ -54,7 +54,7 @@ def vae_of(name: str) -> Any:
 
 
 def latent(name: str, cells: int) -> Tensor:
-    return AUTOENCODERS[name].latent(*((2, 3) if name == "mochi" else CELLS), cells_in_time=cells)
+    return AUTOENCODERS[name].latent(*((2, 3) if name in ("mochi", "ltx") else CELLS), cells_in_time=cells)
 
 
 @pytest.mark.parametrize("settings", [{"lazy": True}, {"races": True}], ids=["late", "raced"])
