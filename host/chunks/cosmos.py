@@ -2,7 +2,8 @@
 behind it two latent frames at a time, since there norms and attention see single frames.
 
 After ``DecoderFactorized`` and ``EncoderFactorized`` of the host's ``comfy/ldm/cosmos/cosmos_tokenizer/layers3d.py``
-and ``CausalContinuousVideoTokenizer`` of ``comfy/ldm/cosmos/vae.py``, the same in ComfyUI 0.18.2 to 0.33.0.
+and ``CausalContinuousVideoTokenizer`` of ``comfy/ldm/cosmos/vae.py``, the same in ComfyUI 0.30.0 and 0.33.0; where
+another one has another, :meth:`CosmosChunks.knows` is to tell.
 """
 
 from __future__ import annotations

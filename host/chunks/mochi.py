@@ -1,7 +1,8 @@
 """Mochi's decoder two latent frames at a time: its norms see single frames, and it has no attention.
 
-After ``Decoder`` of the host's ``comfy/ldm/genmo/vae/model.py``, the same in ComfyUI 0.18.2 to 0.33.0. Its encoder
-attends over all frames in the size of its maps, and is not run in chunks.
+After ``Decoder`` of the host's ``comfy/ldm/genmo/vae/model.py``, the same in ComfyUI 0.30.0 and 0.33.0; where another
+one has another, :meth:`MochiDecode.knows` is to tell. Its encoder attends over all frames in the size of its maps, and
+is not run in chunks.
 """
 
 from __future__ import annotations

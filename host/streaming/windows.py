@@ -21,11 +21,11 @@ WINDOW = 16  # frames
 
 
 def in_windows(coder: Coder, latent: Tensor, row: Row, onward: Onward) -> None:
-    """Decodes a video from its beginning.
+    """Decodes a latent from its first frame to its last.
 
     Args:
-        latent: (1, C, T, h, w), prepared, in host memory.
-        onward: takes the frames.
+        latent: (1, C, T, h, w), prepared, in host memory: a video, or the end of one.
+        onward: takes the frames; it stands where the latent begins.
 
     Raises:
         BudgetTooSmall, CannotBeExact, OOM_EXCEPTION: see :func:`run_strips`.
