@@ -1098,7 +1098,7 @@ VAES = (
     *_of(
         "host/chunks/ltx.py",
         "host/test_video.py host/test_streaming.py",
-        ("ltx: the last chunk goes on as the others", "self.done == len(self.borders) - 1)", "False)"),
+        ("ltx: the last chunk goes on as the others", "self.done == len(self.borders) - 1", "False"),
         ("ltx: layers keep their states", "STATE).pop(thread, None)", "STATE).get(thread)"),
         (
             "ltx: what is kept is a view of its map",

@@ -5,8 +5,7 @@ A family's borders are those of the host's own code, so that each chunk is what 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -92,11 +91,10 @@ class Chunks:
         self.done += 1
         return results
 
-    @contextmanager
-    def handed(self, *parts: Tensor) -> Iterator[Iterable[Tensor]]:
+    def handed(self, *parts: Tensor) -> Iterator[Tensor]:
         """As :meth:`step`, for results that are taken one by one: where a chunk gives them so, the next is computed
         when the one before was taken."""
-        yield self.step(*parts)
+        yield from self.step(*parts)
 
     def tail(self, x: Tensor) -> Tensor:
         """The result, of what all chunks gave: that itself, unless there is a :attr:`has_tail`."""

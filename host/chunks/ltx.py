@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -58,6 +58,10 @@ class LTXChunks(Chunks):
             states.setdefault(int(path.split(".")[0]), []).append(words[entry] if isinstance(entry, str) else entry)
         self.states = {number: tuple(state) if len(state) > 1 else state[0] for number, state in states.items()}
 
+    @property
+    def is_last(self) -> bool:
+        return self.done == len(self.borders) - 1
+
     def through(self, x: Tensor, ended: bool) -> Sequence[Tensor]:
         """The next chunk, with the layers' caches in place.
 
@@ -68,7 +72,7 @@ class LTXChunks(Chunks):
 
     def compute(self, x: Tensor) -> Sequence[Tensor]:
         with self._lent():
-            return self.through(x, self.done == len(self.borders) - 1)
+            return self.through(x, self.is_last)
 
     def own(self, name: str) -> Callable[..., Any]:
         """A function of the module's own file."""
@@ -85,8 +89,8 @@ class LTXChunks(Chunks):
             yield
         finally:
             found = {number: getattr(layer, STATE).pop(thread, None) for number, layer in layers.items()}
-            is_last = self.done == len(self.borders) - 1
-            self.states = {} if is_last else {number: state for number, state in found.items() if state is not None}
+            kept = {} if self.is_last else found
+            self.states = {number: state for number, state in kept.items() if state is not None}
 
     def block(self, block: Any, held: list[Tensor], ended: bool, **named: Any) -> Tensor | None:
         """A block, whose layers keep the end of what they are given: a copy, so that the rest is not kept with it.
@@ -150,10 +154,9 @@ class LTXDecode(LTXChunks):
     def through(self, x: Tensor, ended: bool) -> Sequence[Tensor]:
         return list(self._begun(x, ended))
 
-    @contextmanager
-    def handed(self, *parts: Tensor) -> Iterator[Iterable[Tensor]]:
+    def handed(self, *parts: Tensor) -> Iterator[Tensor]:
         with self._lent():
-            yield self._begun(parts[0], self.done == len(self.borders) - 1)
+            yield from self._begun(parts[0], self.is_last)
         self.done += 1
 
     def _begun(self, x: Tensor, ended: bool) -> Iterator[Tensor]:

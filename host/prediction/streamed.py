@@ -78,10 +78,9 @@ def _first_chunks(kind: type[Chunks], module: Any, x: Tensor) -> None:
     for start, stop in chunks.borders[:most]:
         of_chunk = [part[:, :, start:stop] for part in parts]
         brought = (part.to(x.device) if chunks.has_head else part.clone() for part in of_chunk)
-        with chunks.handed(*brought) as pieces:
-            for piece in pieces:
-                given = piece.new_empty(()).expand(*piece.shape[:2], chunks.given, *piece.shape[3:])
-                del piece
+        for piece in chunks.handed(*brought):
+            given = piece.new_empty(()).expand(*piece.shape[:2], chunks.given, *piece.shape[3:])
+            del piece
     if chunks.has_tail and given is not None:
         chunks.tail(given.clone() if x.device.type != "cpu" else given)
 

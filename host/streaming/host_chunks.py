@@ -103,10 +103,9 @@ class HostChunks:
         parts = head_of(chunks, self.latent, self._to_device, self._aside)
         for start, stop in chunks.borders[chunks.done :]:
             model_management.throw_exception_if_processing_interrupted()
-            with chunks.handed(*(self._to_device(part[:, :, start:stop]) for part in parts)) as pieces:
-                for piece in pieces:
-                    onward.take(piece)
-                    del piece  # else it lives until the next one is computed
+            for piece in chunks.handed(*(self._to_device(part[:, :, start:stop]) for part in parts)):
+                onward.take(piece)
+                del piece  # else it lives until the next one is computed
             onward.border(partial(_saved, chunks))
         self.row.lines[:] = [f"exact: {chunks.by_module}", *growing(self.coder, self.latent)]
 

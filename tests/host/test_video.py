@@ -188,8 +188,7 @@ def test_a_decoder_that_looks_ahead_gives_every_frame(name: str, cells: int) -> 
     work, x = given(name, "decode", cells)
     made, pieces = chunks(name, "decode")(work.__self__, cells), []
     for number, (start, stop) in enumerate(made.borders):
-        with made.handed(x[:, :, start:stop]) as handed:
-            pieces += handed
+        pieces += made.handed(x[:, :, start:stop])
         assert sum(piece.shape[2] for piece in pieces) == made.given_by(number + 1)
     assert psnr(torch.cat(pieces, 2), work(x)) >= 120
     layers = [layer for layer in work.__self__.modules() if hasattr(layer, "temporal_cache_state")]
@@ -204,8 +203,7 @@ def test_a_decode_that_is_ended_midway_leaves_its_layers_as_they_were() -> None:
         made.step(x[:, :, start:stop])
 
     def ended() -> None:
-        with made.handed(x[:, :, made.borders[-1][0] :]) as handed:
-            next(iter(handed))
+        for _ in made.handed(x[:, :, made.borders[-1][0] :]):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
