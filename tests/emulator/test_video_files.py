@@ -47,9 +47,6 @@ def decoded(name: str, x: Tensor, budget: float = 0.0) -> tuple[Tensor, Row]:
 def vae_of(name: str) -> Any:
     vae = AUTOENCODERS[name].load()
     assert vae.device.type == "cuda"
-    if vae.vae_dtype == torch.float16:  # in which a CPU's convolution of three dimensions takes a hundred times as long
-        vae.vae_dtype = torch.bfloat16
-        vae.first_stage_model.to(torch.bfloat16)
     return vae
 
 

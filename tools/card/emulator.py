@@ -20,7 +20,7 @@ from .cards import CARDS, CardModel
 HOME = PACK / "tests" / "emulator"
 SOURCES = HOME / "source"
 RUNTIME = ["clock", "copies", "driver", "memory", "races", "runtime", "streams", "watch"]
-OPERATORS = ["allocator", "attention", "call", "kernels", "npu", "operators", "shapes", "work"]
+OPERATORS = ["allocator", "attention", "call", "kernels", "npu", "operators", "shapes", "wide", "work"]
 LIBRARY = "libcuda.so.1"  # also under the name by which drivers are looked for
 COMPILER = "g++"
 BUILD_GB = 0.1

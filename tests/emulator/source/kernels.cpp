@@ -190,10 +190,11 @@ void run(const c10::OperatorHandle& op, Stack* stack) {
   for (int k : traits.generators) (*stack)[base + k] = cpu_generator((*stack)[base + k]);
   tell_begin(traits, call);
   {
+    at::AutoDispatchBelowADInplaceOrView below;
+    bool alone = shapes_alone(), done = !alone && run_wide(op, traits, stack, count);
     std::optional<OnDevice> counted;
     if (!traits.own_scratch) counted.emplace();
-    at::AutoDispatchBelowADInplaceOrView below;
-    if (!shapes_alone() || !run_shapes_only(traits, stack, count)) op.callBoxed(stack);
+    if (!done && !(alone && run_shapes_only(traits, stack, count))) op.callBoxed(stack);
     if (traits.product == Product::attention && type == c10::DeviceType::CUDA) lay_out_as_cuda(stack);
   }
   call.settle();

@@ -28,6 +28,9 @@ const Traits& traits_of(const c10::OperatorHandle& op);
 // Instead of the arithmetic: results of the right shape. False where that is not known; the stack is then as it was.
 bool run_shapes_only(const Traits& traits, torch::jit::Stack* stack, std::size_t count);
 
+// A product in 16 bits, summed in 32, which only its result is counted of. False, and nothing done, for any other call.
+bool run_wide(const c10::OperatorHandle& op, const Traits& traits, torch::jit::Stack* stack, std::size_t count);
+
 // FLOPs, bytes and tiles of a call. Inputs as they came, outputs as they are.
 card::Kernel kernel_of(const Traits& traits, const std::vector<at::Tensor>& inputs, const std::vector<at::Tensor>& outputs);
 
