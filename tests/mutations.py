@@ -1106,6 +1106,8 @@ VAES = (
             "entry if isinstance",
         ),
         ("ltx: nothing waits in a block", "block, convolutions, block.stride[0]", "block, 0, block.stride[0]"),
+        ("ltx: no noise before the chunks", "x.lerp(torch.randn_like(x), ", "x.lerp(x, "),
+        ("ltx: the last norm is not told of the step", "super().normed(x) * (1 + scale) + shift", "super().normed(x)"),
     ),
     *_of(
         "host/chunks/continued.py",

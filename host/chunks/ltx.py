@@ -3,8 +3,8 @@ they need of the chunk before.
 
 The host's decoder cuts its larger maps so by itself, but keeps the first ones of all frames; its encoder goes by what
 the device has. Both are in ``comfy/ldm/lightricks/vae/causal_video_autoencoder.py``, the same in ComfyUI 0.30.0 and
-0.33.0; where an older one has another, :meth:`LTXChunks.knows` is to tell. A decoder that adds noise of its own draws
-it for whole maps, and is not run in chunks.
+0.33.0; where an older one has another, :meth:`LTXChunks.knows` is to tell. A decoder that adds noise to its
+maps (0.9.1) draws it for whole ones, and is not run in chunks.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .chunks import Borders, Chunks, by_step, in_steps
@@ -36,11 +37,10 @@ class LTXChunks(Chunks):
 
     @classmethod
     def knows(cls, model: Any) -> bool:
-        """Not a decoder that adds noise, nor one that does not look ahead."""
+        """Not a decoder that adds noise to its maps, nor one that does not look ahead."""
         part, own = getattr(model, cls.half), sys.modules[type(model).__module__]
         known = getattr(model, "comfy_has_chunked_io", False) and hasattr(own, ENDED) and hasattr(own, LARGEST)
         noisy = any(getattr(layer, "inject_noise", False) for layer in part.modules())
-        noisy = noisy or (cls.half == "decoder" and getattr(model, "timestep_conditioning", True))
         return known and not noisy and hasattr(part.conv_in, "_empty_output") and not getattr(part, "causal", False)
 
     def kept(self) -> dict[str, Any]:
@@ -120,6 +120,10 @@ class LTXDecode(LTXChunks):
 
     half, looks_ahead = "decoder", True
 
+    @classmethod
+    def knows(cls, model: Any) -> bool:
+        return super().knows(model) and getattr(model, "timestep_conditioning", None) is cls.has_head
+
     def cut(self, frames: int) -> Borders:
         return in_steps(AT_ONCE, frames)
 
@@ -171,12 +175,12 @@ class LTXDecode(LTXChunks):
         """
         part, block = self.part, self._stages[at][0]
         if block is part.conv_out:
-            held = [part.conv_act(part.conv_norm_out(held.pop()))]
+            held = [part.conv_act(self.normed(held.pop()))]
             frames = self.block(block, held, ended, causal=part.causal)
             if frames is not None:
                 yield self.own("unpatchify")(frames, patch_size_hw=part.patch_size, patch_size_t=1)
             return
-        found = self.block(block, held, ended, causal=part.causal)
+        found = self.block(block, held, ended, causal=part.causal, **self.condition(block, held[0]))
         pieces: list[Tensor] = []
         if found is not None:
             most = self.own(LARGEST)(found.device) // (found[:, :, :1].numel() * found.itemsize)
@@ -184,6 +188,57 @@ class LTXDecode(LTXChunks):
         del found
         while pieces:
             yield from self._from(at + 1, [pieces.pop(0)], ended and not pieces)
+
+    def whole(self, x: Tensor, output_buffer: Any) -> None:
+        """The module itself, of what :meth:`head` gave.
+
+        Args:
+            output_buffer: what it writes its frames to.
+        """
+        self.model.decode(x, output_buffer=output_buffer)
+
+    def normed(self, x: Tensor) -> Tensor:
+        """The last map, through its norm."""
+        found: Tensor = self.part.conv_norm_out(x)
+        return found
+
+    def condition(self, block: Any, x: Tensor) -> dict[str, Tensor]:
+        """What the layers of a block are given beside their map."""
+        return {}
+
+
+class LTXConditionedDecode(LTXDecode):
+    """Of 0.9.5 to 0.9.8: as a last step of denoising, of a latent that some noise is added to; layers are told of that
+    step. The noise is drawn at once for all of the latent, as the module draws it."""
+
+    has_head = True
+
+    def held(self, shape: Sequence[int]) -> list[tuple[int, ...]]:
+        return [tuple(shape)]
+
+    def head(self, x: Tensor) -> Sequence[Tensor]:
+        return [x.lerp(torch.randn_like(x), self.model.decode_noise_scale)]
+
+    def whole(self, x: Tensor, output_buffer: Any) -> None:
+        plain = self.model.per_channel_statistics.un_normalize(x)
+        self.part(plain, timestep=self.model.decode_timestep, output_buffer=output_buffer)
+
+    def normed(self, x: Tensor) -> Tensor:
+        embedded = self._embedded(self.part.last_time_embedder, x)
+        table = self.part.last_scale_shift_table
+        shift, scale = (table.to(x) + embedded.reshape(table.shape))[None, ..., None, None, None].unbind(1)
+        return super().normed(x) * (1 + scale) + shift
+
+    def condition(self, block: Any, x: Tensor) -> dict[str, Tensor]:
+        if not hasattr(block, "time_embedder"):
+            return {}
+        return {"timestep": self._embedded(block.time_embedder, x).view(1, -1, 1, 1, 1)}
+
+    def _embedded(self, embedder: Any, x: Tensor) -> Tensor:
+        step = self.model.decode_timestep * self.part.timestep_scale_multiplier.to(x)
+        sizes = {"resolution": None, "aspect_ratio": None}
+        found: Tensor = embedder(timestep=step.flatten(), batch_size=1, hidden_dtype=x.dtype, **sizes)
+        return found
 
 
 class LTXEncode(LTXChunks):

@@ -69,11 +69,11 @@ def _first_chunks(kind: type[Chunks], module: Any, x: Tensor) -> None:
     Where chunks look ahead the last one is another, and all of a shorter video are run.
     """
     chunks, most = kind(module, x.shape[2]), ALIKE
+    parts = head_of(chunks, x, lambda x: x, _placeholder)
     if kind.looks_ahead:
         step = chunks.borders[0][1]
-        x = x[:, :, : ALIKE * step + x.shape[2] % step]
-        chunks, most = kind(module, x.shape[2]), ALIKE + 1
-    parts = head_of(chunks, x, lambda x: x, _placeholder)
+        frames = min(x.shape[2], ALIKE * step + x.shape[2] % step)
+        parts, chunks, most = [part[:, :, :frames] for part in parts], kind(module, frames), ALIKE + 1
     given: Tensor | None = None
     for start, stop in chunks.borders[:most]:
         of_chunk = [part[:, :, start:stop] for part in parts]

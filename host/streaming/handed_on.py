@@ -1,5 +1,5 @@
-"""Videos whose autoencoder writes its frames out as they are done, and adds noise to all of them at once (LTX-Video
-0.9.1 to 0.9.8): handed on instead of gathered."""
+"""Videos whose autoencoder writes its frames out as they are done, and adds noise to its maps of all of them at once
+(LTX-Video 0.9.1): handed on instead of gathered."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class HandedOn:
         if self.whole:
             self._by_module(onward)
         else:
-            in_windows(self.coder, self.latent, self.row, onward)
+            in_windows(self.coder, self.latent, self.row, onward, self.model.decode)
         onward.border(dict)
 
     def _by_module(self, onward: Onward) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ...memory import Row
 from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks, kept_of
 from ..chunks.chunks import Chunks, head_of
+from ..chunks.ltx import LTXDecode
 from ..vae.coding import Coder
 from ..vae.geometry import require_disk
 from .source import Border, Onward, State, Take
@@ -116,8 +117,10 @@ class HostChunks:
         for cells in range(1, self.latent.shape[2]):
             if chunks.frames_of(cells) + chunks.frames_of(chunks.reach + 2) <= done:
                 begun = cells
+        assert isinstance(chunks, LTXDecode)  # the only ones that look ahead
+        (latent,) = head_of(chunks, self.latent, self._to_device, self._aside)
         onward.begin(chunks.frames_of(begun + 1) - chunks.frames_of(1))
-        in_windows(self.coder, self.latent[:, :, begun:], self.row, onward)
+        in_windows(self.coder, latent[:, :, begun:], self.row, onward, chunks.whole)
 
     def _in_strips(self, onward: Onward, at: int, state: State) -> None:
         self.coder.room.make(0)

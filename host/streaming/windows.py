@@ -4,6 +4,8 @@ the decoder can be followed from end to end without anything that asks for the w
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
@@ -20,12 +22,13 @@ from .strips import run_strips
 WINDOW = 16  # frames
 
 
-def in_windows(coder: Coder, latent: Tensor, row: Row, onward: Onward) -> None:
+def in_windows(coder: Coder, latent: Tensor, row: Row, onward: Onward, decode: Callable[..., Any]) -> None:
     """Decodes a latent from its first frame to its last.
 
     Args:
         latent: (1, C, T, h, w), prepared, in host memory: a video, or the end of one.
         onward: takes the frames; it stands where the latent begins.
+        decode: the module's own way, of a latent and an ``output_buffer`` that takes its frames.
 
     Raises:
         BudgetTooSmall, CannotBeExact, OOM_EXCEPTION: see :func:`run_strips`.
@@ -37,7 +40,7 @@ def in_windows(coder: Coder, latent: Tensor, row: Row, onward: Onward) -> None:
 
     def module(x: Tensor) -> Tensor:
         kept: list[Tensor] = []
-        model.decode(x, output_buffer=Sink(kept.append))
+        decode(x, output_buffer=Sink(kept.append))
         if len(kept) != 1:
             raise CannotRecord("the module cuts its frames into chunks")
         return kept[0]

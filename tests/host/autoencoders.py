@@ -408,6 +408,7 @@ def ltx_video() -> Kinds:
 
     yield ltx("ltx", 128, shuffling, growing())
     yield ltx("ltx_noise", 128, striding, growing(inject_noise=True), conditioned=True)
+    yield ltx("ltx_conditioned", 128, shuffling, growing(), conditioned=True)
     # the blocks of version 0.9.0: widths change in blocks of their own, which have a norm over channels
     yield ltx("ltx_striding", 64, striding, striding)
 

@@ -9,8 +9,8 @@ from .autoencoders import AUTOENCODERS, Autoencoder
 
 EVERYWHERE = {
     "sd", "sd_x4", "sd3", "flux2", "svd", "hunyuan_image", "hunyuan_image_refiner", "hunyuan_video15", "hunyuan_video",
-    "wan21", "wan21_rgba", "wan22", "ltx", "ltx_noise", "ltx_striding", "mochi", "cosmos", "taesd", "taesd3", "taew21",
-    "taehv", "taew22", "taehv15", "taeltx2", "stage_a", "stage_c", "pixel_space",
+    "wan21", "wan21_rgba", "wan22", "ltx", "ltx_noise", "ltx_conditioned", "ltx_striding", "mochi", "cosmos", "taesd",
+    "taesd3", "taew21", "taehv", "taew22", "taehv15", "taeltx2", "stage_a", "stage_c", "pixel_space",
 }  # fmt: skip
 HEIGHT, WIDTH = 3, 2  # cells
 UNSCALED = {"pixel_space"}  # its latent is the picture, so noise is far outside of what a picture is

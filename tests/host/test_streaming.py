@@ -34,11 +34,12 @@ from .full_size import write_all
 OWN_WAY = {"seedvr2", "minimax"}  # with tiles of their own
 CHUNKED = ["wan21", "wan21_rgba", "wan22", "hunyuan_video", "hunyuan_video15", "cogvideox"]  # by the host too
 CONTINUED = ["ltx", "ltx_striding", "mochi", "cosmos"]  # by the host as a whole
+NOISY = "ltx_conditioned"  # as a whole too, after a noise that no other run draws again
 TINY = ["taew21", "taehv", "taew22", "taehv15", "taeltx2"]  # run here latent frame by latent frame
 VIDEOS = [name for name, kind in AUTOENCODERS.items() if kind.video and name not in OWN_WAY]
 PICTURES = ["sd", "svd"]
 # The wide ones take most of the time; at night all.
-SLICE = ["wan21", "wan22", "ltx", "ltx_noise", "cogvideox", "taehv", *PICTURES]
+SLICE = ["wan21", "wan22", "ltx", "ltx_noise", NOISY, "cogvideox", "taehv", *PICTURES]
 Border = tuple[int, State]
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -107,7 +108,7 @@ def test_the_frames_of_the_untiled_decode(name: str) -> None:
     source = way.source(row, Silent())
     assert source.count == stock(name, x).shape[0]
     frames, _ = handed_on(way, source)
-    same = name not in [*PICTURES, *CONTINUED]
+    same = name not in [*PICTURES, *CONTINUED, NOISY]
     assert torch.equal(frames, stock(name, x)) if same else psnr(frames, stock(name, x)) >= 120
     assert not row.notices
     assert row.lines
@@ -162,7 +163,7 @@ def test_without_a_state_only_what_is_missing_comes(name: str) -> None:
         assert len(rest) == len(whole) - done
 
 
-@pytest.mark.parametrize("name", ["ltx", "ltx_striding"])
+@pytest.mark.parametrize("name", ["ltx", NOISY, "ltx_striding"])
 def test_windows_of_frames_where_the_module_has_no_room(name: str) -> None:
     x, row = latent(name, 9), Row("decode")
     way = decoding(name, x)

@@ -308,10 +308,11 @@ def test_what_is_gone_on_with_is_not_cleaned_away(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("short_segments")
-def test_noise_of_a_vaes_own_is_not_mixed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("name", "cells"), [("ltx_noise", 9), ("ltx_conditioned", 20)])
+def test_noise_of_a_vaes_own_is_not_mixed(name: str, cells: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Out of memory midway: the file is of one decode."""
-    samples, failures = latent("ltx_noise", 9), [1]
-    module = sys.modules[type(AUTOENCODERS["ltx_noise"].load().first_stage_model).__module__]
+    samples, failures = latent(name, cells), [1]
+    module = sys.modules[type(AUTOENCODERS[name].load().first_stage_model).__module__]
     monkeypatch.setattr(module, "get_max_chunk_size", lambda device: 2**18)
     take, taken = to_file._Writing.take, []
 
@@ -323,10 +324,10 @@ def test_noise_of_a_vaes_own_is_not_mixed(monkeypatch: pytest.MonkeyPatch) -> No
         take(self, piece)
 
     monkeypatch.setattr(to_file._Writing, "take", full)
-    written = decode("ltx_noise", samples)
+    written = decode(name, samples)
     assert not failures
     assert sum(at == 0 for at, _ in taken) == 2
-    assert FrameReader(written.path).frames == 65
+    assert FrameReader(written.path).frames == 8 * cells - 7
 
 
 @pytest.mark.usefixtures("short_segments")
