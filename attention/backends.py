@@ -177,10 +177,7 @@ BACKENDS = {
             "sliced", "a few query rows at a time; 512 of 4096 hold 13 % of the full matrix", sliced_attention,
             Abilities(gradient=False),
         ),
-        Backend(
-            "online", "memory does not grow with the square of the tokens", online_attention_with_gradients,
-            Abilities(mask_gradient=False),
-        ),
+        Backend("online", "memory does not grow with the square of the tokens", online_attention_with_gradients),
     )
 }  # fmt: skip
 

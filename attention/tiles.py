@@ -55,12 +55,17 @@ def head_groups(q: Tensor, k: Tensor, v: Tensor, group: int) -> Iterator[HeadGro
             yield HeadGroup(batch, heads, key_heads, q[batch, heads], keys, values)
 
 
-def mask_tile(mask: Tensor, group: HeadGroup, rows: slice, cols: slice) -> Tensor:
-    """The part of a (B|1, H|1, Nq|1, Nk|1) mask over one tile, additive, still broadcast where it was."""
+def part_of_mask(mask: Tensor, group: HeadGroup, rows: slice, cols: slice) -> Tensor:
+    """A view of a (B|1, H|1, Nq|1, Nk|1) mask over one tile, still broadcast where it was."""
     tile = mask[group.batch if mask.shape[0] > 1 else 0]
     tile = tile[group.heads] if tile.shape[0] > 1 else tile
     tile = tile[:, rows] if tile.shape[1] > 1 else tile
-    tile = tile[:, :, cols] if tile.shape[2] > 1 else tile
+    return tile[:, :, cols] if tile.shape[2] > 1 else tile
+
+
+def mask_tile(mask: Tensor, group: HeadGroup, rows: slice, cols: slice) -> Tensor:
+    """As :func:`part_of_mask`, additive."""
+    tile = part_of_mask(mask, group, rows, cols)
     if tile.dtype == torch.bool:
         # 1 - 1/m maps {1, 0} to {0, -inf}; on a CPU five times cheaper than masked_fill_ on the scores.
         return tile.to(torch.float32).reciprocal_().neg_().add_(1.0)

@@ -127,7 +127,8 @@ ATTENTION = (
     *_of(
         "attention/online_backward.py",
         "unit/test_attention_gradients.py host/test_attention_in_training.py",
-        ("gradients: scale forgotten", ".mul_(weights).mul_(self.scale)", ".mul_(weights)"),
+        ("gradients: scale forgotten", "        d_scores.mul_(self.scale)\n", ""),
+        ("gradients: a mask's is scaled", "into += d_scores.sum", "into += self.scale * d_scores.sum"),
         ("gradients: the output's share of the scores forgotten", "d_scores.sub_(row_sums).mul_", "d_scores.mul_"),
     ),
     *_of(

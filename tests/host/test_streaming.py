@@ -266,7 +266,9 @@ def test_a_budget_that_the_module_does_not_fit_is_kept_by_strips() -> None:
 
 
 @pytest.mark.parametrize("way", ["module", "strips"])
-@pytest.mark.parametrize("name", ["wan21", "wan22", "taew21", "ltx", NOISY, "mochi", "hunyuan_video", "hunyuan_video15"])
+@pytest.mark.parametrize(
+    "name", ["wan21", "wan22", "taew21", "ltx", NOISY, "mochi", "hunyuan_video", "hunyuan_video15"]
+)
 def test_what_lives_does_not_grow_with_the_frames(name: str, way: str) -> None:
     """Of a video twice as long, followed tensor by tensor."""
     most, planned = [], []

@@ -92,9 +92,38 @@ def test_some_operands_may_need_no_gradient() -> None:
     assert q.grad is not None
 
 
-def test_a_mask_that_wants_a_gradient_goes_elsewhere() -> None:
-    q = torch.randn(1, 2, 8, 4, requires_grad=True)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("mask", ["float", "keys", "rows", "one"])
+def test_the_gradient_of_a_mask_in_finite_differences(shape: str, mask: str) -> None:
+    """Summed where it is broadcast: over the batch, the heads, the queries or the keys."""
+    b, _, _, nq, _, _, _ = SHAPES[shape]
+    more = {"rows": torch.randn(b, 1, nq, 1, dtype=torch.float64), "one": torch.randn(1, 1, 1, 1, dtype=torch.float64)}
+    bias = {**masks(shape), **more}[mask]
+    assert bias is not None
+    learned = bias.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda q, k, v, m: online_attention_with_gradients(q, k, v, 0.6, m, **TILES), (*operands(shape), learned)
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-12), (torch.float32, 2e-6), (torch.bfloat16, 1.5e-2)])
+def test_the_gradient_of_a_mask_against_autograd(shape: str, dtype: torch.dtype, bound: float) -> None:
+    """Where only the mask is learned, as a bias of positions is."""
+    q, k, v = (x.detach() for x in operands(shape, dtype))
+    _, heads, _, nq, nk, _, _ = SHAPES[shape]
+    bias = torch.randn(1, heads, nq, nk, dtype=dtype, requires_grad=True)
+    out = online_attention_with_gradients(q, k, v, 0.6, bias, **TILES)
+    weights = torch.randn(out.shape, dtype=dtype)
+    (found,) = torch.autograd.grad((out * weights).sum(), bias)
+    exact = bias.detach().double().requires_grad_()
+    truth = reference_attention(q.double(), k.double(), v.double(), 0.6, exact).transpose(1, 2)
+    (expected,) = torch.autograd.grad((truth * weights.double()).sum(), exact)
+    assert (found.dtype, found.shape) == (dtype, bias.shape)
+    assert relative_error(found, expected) <= bound or (found - expected).abs().max() <= bound
+
+
+def test_a_mask_that_wants_a_gradient_stays_with_online() -> None:
+    q = torch.randn(1, 2, 8, 4)
     mask = torch.randn(1, 1, 8, 8, requires_grad=True)
-    decision = choose("online", AttentionCall.bind(q, q, q, 2, mask, skip_reshape=True))
-    assert decision.backend.name != "online"
-    assert "gradient" in decision.reason
+    assert choose("online", AttentionCall.bind(q, q, q, 2, mask, skip_reshape=True)).backend.name == "online"
