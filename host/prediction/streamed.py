@@ -43,12 +43,13 @@ def predict_handed_on(vae: Any, x: Tensor, direction: Direction, card: Card) -> 
     return None
 
 
-def bytes_a_frame(vae: Any, x: Tensor, direction: Direction, card: Card) -> float:
+def bytes_a_frame(vae: Any, x: Tensor, direction: Direction, card: Card, first: Prediction | None = None) -> float:
     """What each further frame of a video takes by the module itself, where something is computed of all of them: of so
     many frames beside twice as many.
 
     Args:
         x: as of :func:`predict_handed_on`.
+        first: what that has said of it, where it was asked already.
 
     Raises:
         CannotPredict: the autoencoder looks at its data.
@@ -57,7 +58,8 @@ def bytes_a_frame(vae: Any, x: Tensor, direction: Direction, card: Card) -> floa
     if chunks is None or not (chunks.has_head or chunks.has_tail):
         return 0.0
     more = x[:, :, :1].expand(-1, -1, 2 * frames, -1, -1)
-    first, second = (predict_handed_on(vae, video, direction, card) for video in (x, more))
+    first = first or predict_handed_on(vae, x, direction, card)
+    second = predict_handed_on(vae, more, direction, card)
     assert first is not None
     assert second is not None
     return (second.activations - first.activations) / frames
@@ -90,8 +92,8 @@ def _placeholder(x: Tensor) -> Tensor:
     return torch.empty((), dtype=x.dtype).expand(x.shape)
 
 
-def _growing(vae: Any, x: Tensor, card: Card) -> str:
-    more = bytes_a_frame(vae, x, Direction.DECODE, card)
+def _growing(vae: Any, x: Tensor, card: Card, found: Prediction) -> str:
+    more = bytes_a_frame(vae, x, Direction.DECODE, card, found)
     return f"; each further latent frame takes {format_bytes(int(more))}" if more else ""
 
 
@@ -115,7 +117,7 @@ def predict_to_file(vae: Any, latent: Tensor, card: Card, vram_budget_gb: float)
         found = predict_handed_on(vae, one, Direction.DECODE, card)
         room = vram_budget_gb * GB if vram_budget_gb else card.seen - card.reserved
         if found is not None and found.weights + found.activations <= room:
-            return CodingPrediction(found, f"in the module's own chunks, to a file{_growing(vae, one, card)}")
+            return CodingPrediction(found, f"in the module's own chunks, to a file{_growing(vae, one, card, found)}")
     in_chunks = latent.ndim == 5 and strips_of(vae.first_stage_model, Direction.DECODE) is not None
     settings = VAESettings(method="exact" if in_chunks else "auto", vram_budget_gb=vram_budget_gb)
     coding = Coding(low_memory_vae(vae, settings), one, file_budget_gb=vram_budget_gb)

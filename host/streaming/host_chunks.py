@@ -108,7 +108,7 @@ class HostChunks:
                 onward.take(piece)
                 del piece  # else it lives until the next one is computed
             onward.border(partial(_saved, chunks))
-        self.row.lines[:] = [f"exact: {chunks.by_module}", *growing(self.coder, self.latent)]
+        self.row.lines[:] = [f"exact: {chunks.by_module}", *growing(self.coder, self.latent, self.row)]
 
     def _in_windows(self, onward: Onward, done: int) -> None:
         """From the first latent frame on that the next ones depend on: what is decoded of an earlier beginning is not

@@ -33,11 +33,15 @@ def fits_as_module(coder: Coder, x: Tensor, row: Row) -> bool:
     return True
 
 
-def growing(coder: Coder, x: Tensor) -> Iterator[str]:
-    """For the report: what each further frame takes, where something is computed of all of them."""
+def growing(coder: Coder, x: Tensor, row: Row) -> Iterator[str]:
+    """For the report: what each further frame takes, where something is computed of all of them.
+
+    Args:
+        row: with the prediction of this video.
+    """
     vae = coder.geometry.vae
     try:
-        more = bytes_a_frame(vae, x, coder.geometry.direction, own_card(vae.device))
+        more = bytes_a_frame(vae, x, coder.geometry.direction, own_card(vae.device), row.predicted)
     except CannotPredict:
         return
     if more:

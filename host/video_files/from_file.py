@@ -203,7 +203,7 @@ class _Encoding:
             with AskedAtEachFunction():
                 out = chunks.tail(gathered.to(device=vae.device, dtype=vae.vae_dtype))
             parts.append(out.to(vae.output_device, torch.float32))
-        row.lines += [f"exact: {chunks.by_module}", *growing(self.coder, self._likeness())]
+        row.lines += [f"exact: {chunks.by_module}", *growing(self.coder, self._likeness(), row)]
         return torch.cat(parts, 2).to(vae.vae_output_dtype())
 
     def _in_strips(self, kind: type[Chunks], row: Row) -> Tensor:
