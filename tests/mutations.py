@@ -1607,6 +1607,26 @@ WORKFLOWS = (
         ),
     ),
     *_of(
+        "training/chain.py",
+        "unit/test_training_plans.py",
+        (
+            "plans: what goes into the next block is held beside its gradient",
+            "            self.held -= self.chain[last].given  # what goes",
+            "            # what goes",
+        ),
+        ("plans: a block's gradient is not counted", "self._see(block.given + into +", "self._see(into +"),
+    ),
+    *_of(
+        "training/optimal.py",
+        "unit/test_training_plans.py",
+        (
+            "plans: a checkpoint's own plan has what the others left",
+            "self.cost[first, behind - 1] + (",
+            "self.cost[first, behind - 1] * 0 + (",
+        ),
+        ("plans: sums are rounded down", "return -(-size // self.slot)", "return size // self.slot"),
+    ),
+    *_of(
         "video/pixels.py",
         VIDEO,
         ("video files: what lies behind a row is read with it", "BLOCK = 32", "BLOCK = 1"),

@@ -27,6 +27,7 @@ FOLDERS = {
     "vae",
     "offload",
     "memory",
+    "training",
     "video",
     "graph",
     "host",

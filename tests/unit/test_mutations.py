@@ -11,7 +11,7 @@ from headroom.tools.check import faults, suite
 from ..mutations import MUTATIONS, Mutation
 
 ROOT = Path(__file__).parents[2]
-ENGINES = ("attention", "vae", "offload", "memory", "video")
+ENGINES = ("attention", "vae", "offload", "memory", "training", "video")
 FEWEST, FEWEST_IN_A_ROOM = 60, 2
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from headroom.tools.check import checks, suite
 
 ROOT = Path(__file__).parents[2]
-ENGINES = ("attention", "vae", "offload", "memory", "video")
+ENGINES = ("attention", "vae", "offload", "memory", "training", "video")
 PARTS = ("graph", *ENGINES, "host", "nodes")
 SHIPPED = (*PARTS, "cli")
 OF_THE_HOST = {"comfy", "comfy_api", "comfy_execution", "comfy_extras", "folder_paths", "nodes", "server"}

@@ -1,0 +1,133 @@
+"""Plans of checkpoints: what a step takes by one, and the one that computes least again within a budget."""
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import cache
+
+import pytest
+
+from headroom.training import BlockCost, Checkpoints, StepDoesNotFit, every, least_recomputation, least_room, spent
+
+SHARES = (0.0, 0.1, 0.25, 0.5, 0.8)  # of the way from the least room to that of a step without checkpoints
+
+
+def chain_of(count: int, seed: int) -> list[BlockCost]:
+    draw = random.Random(seed).randint
+    return [
+        BlockCost(
+            given=(given := draw(1, 40) * 1000), saved=given + draw(0, 200) * 1000, forward=draw(1, 50),
+            backward=draw(1, 100), forward_work=draw(0, 60) * 1000, backward_work=draw(0, 60) * 1000,
+        )
+        for _ in range(count)
+    ]  # fmt: skip
+
+
+def alike(count: int) -> list[BlockCost]:
+    """As a transformer's are."""
+    return [BlockCost(given=10, saved=130, forward=1.0, backward=2.0, forward_work=25, backward_work=40)] * count
+
+
+def kept(count: int) -> Checkpoints:
+    return tuple(range(count))
+
+
+def budgets(chain: Sequence[BlockCost]) -> list[int]:
+    least, most = least_room(chain), spent(chain, kept(len(chain))).peak
+    return [int(least + share * (most - least)) for share in SHARES]
+
+
+def plans(first: int, behind: int) -> Iterator[Checkpoints]:
+    """Every plan there is."""
+    if first == behind:
+        yield ()
+        return
+    for rest in plans(first + 1, behind):
+        yield (first, *rest)
+    for end in range(first + 1, behind):
+        for part in plans(first, end):
+            for rest in plans(end, behind):
+                yield (part, *rest)
+
+
+def test_a_step_is_followed_by_hand() -> None:
+    chain = [BlockCost(4, 9, 2.0, 4.0, 5, 6), BlockCost(3, 7, 3.0, 6.0, 1, 2), BlockCost(2, 8, 5.0, 9.0, 3, 4)]
+    # Forward: 9, 16, 24 + 3. Backward: the last block with its gradient and the one before, 24 + 2 + 3 + 4.
+    assert spent(chain, (0, 1, 2)).peak == 33
+    # Both first ones behind a checkpoint: 3 + 8, in backward 11 + 2 + 3 + 4; then 3 of a gradient, 9 + 7 again and
+    # 3 + 4 + 2 in the second one's backward.
+    assert spent(chain, ((0, 1), 2)).peak == 16 + 3 + 4 + 2
+    assert spent(chain, ((0, 1), 2)).again == 5.0
+    assert spent(chain, ((0,), (1,), (2,))).again == 10.0
+    assert spent(chain, (((0,), 1), 2)).again == 7.0
+
+
+@pytest.mark.parametrize("plan", [(0, 1), (0, 2, 1), ((0, 1), 1, 2), (0, (1, 2), 3)])
+def test_a_plan_names_each_block_once(plan: Checkpoints) -> None:
+    with pytest.raises(ValueError, match="blocks 0 to 2 in their order"):
+        spent(alike(3), plan)
+
+
+def test_every_kth() -> None:
+    assert every(5, 2) == ((0, 1), (2, 3), (4,))
+    assert every(3, 1) == ((0,), (1,), (2,))
+
+
+@pytest.mark.parametrize("count", range(1, 7))
+@pytest.mark.parametrize("seed", range(3))
+def test_none_of_all_plans_is_better(count: int, seed: int) -> None:
+    chain = chain_of(count, seed)
+    found = [spent(chain, plan) for plan in set(plans(0, count))]
+    assert least_room(chain) == min(step.peak for step in found)
+    for budget in budgets(chain):
+        _, step = least_recomputation(chain, budget)
+        assert step.peak <= budget
+        assert step.again == min(one.again for one in found if one.peak <= budget)
+
+
+@pytest.mark.parametrize("count", [9, 12])
+@pytest.mark.parametrize("seed", range(3))
+def test_it_is_near_the_optimum_of_longer_chains(count: int, seed: int) -> None:
+    """Of the same recursion to the byte, without slots."""
+    chain = chain_of(count, seed)
+
+    @cache
+    def optimum(first: int, last: int, waits: bool, room: int) -> float:
+        gradient, into = chain[last].given * waits, chain[first - 1].given if first else 0
+        block, best = chain[first], float("inf")
+        forward = block.saved + block.forward_work + gradient
+        if room >= max(forward, block.saved + block.given + into + block.backward_work):
+            best = 0.0 if first == last else optimum(first + 1, last, waits, room - block.saved)
+        passing, before = 0, 0
+        for behind in range(first + 1, last + 1):
+            through = chain[behind - 1]
+            passing, before = max(passing, before + through.given + through.forward_work), through.given
+            if room >= passing + gradient:
+                again = sum(one.forward for one in chain[first:behind]) + optimum(first, behind - 1, True, room)
+                best = min(best, again + optimum(behind, last, waits, room - through.given))
+        return best
+
+    work = sum(block.forward + block.backward for block in chain)
+    for budget in budgets(chain):
+        _, step = least_recomputation(chain, budget)
+        assert step.peak <= budget
+        assert work + step.again <= 1.05 * (work + optimum(0, count - 1, False, budget))
+
+
+@pytest.mark.parametrize("chain", [alike(57), alike(19), chain_of(30, 1), chain_of(48, 2)], ids=len)
+def test_no_budget_is_exceeded_and_no_fixed_k_is_better(chain: list[BlockCost]) -> None:
+    fixed = [spent(chain, every(len(chain), k)) for k in range(1, len(chain) + 1)]
+    least, most = least_room(chain), spent(chain, kept(len(chain))).peak
+    grid = [least + (most - least) * part // 9 for part in range(10)]
+    for budget in grid:
+        _, step = least_recomputation(chain, budget)
+        assert step.peak <= budget
+        assert step.again <= min((one.again for one in fixed if one.peak <= budget), default=float("inf"))
+    assert least_recomputation(chain, most) == (kept(len(chain)), spent(chain, kept(len(chain))))
+
+
+def test_a_budget_below_the_least_is_refused_with_it() -> None:
+    chain = chain_of(7, 5)
+    with pytest.raises(StepDoesNotFit, match="at least") as failure:
+        least_recomputation(chain, least_room(chain) - 1)
+    assert failure.value.least == least_room(chain)
+    assert least_recomputation(chain, failure.value.least)[1].peak == failure.value.least

@@ -1,0 +1,18 @@
+"""What a training step keeps for its backward, and which of it to compute again instead.
+
+On plain tensors: chains of blocks, plans of checkpoints, and the plan that computes least again within a budget.
+"""
+
+from .chain import BlockCost, Checkpoints, StepCost, every, spent
+from .optimal import StepDoesNotFit, least_recomputation, least_room
+
+__all__ = [
+    "BlockCost",
+    "Checkpoints",
+    "StepCost",
+    "StepDoesNotFit",
+    "every",
+    "least_recomputation",
+    "least_room",
+    "spent",
+]

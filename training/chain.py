@@ -1,0 +1,126 @@
+"""A chain of blocks in a training step, and what a plan of its checkpoints takes.
+
+A checkpoint keeps what goes into some blocks and lets go what they would keep for the backward; when the backward
+arrives there, they are run again. Such a run may have checkpoints of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+#: What is done with the blocks of a chain, in their order: a block by its number is kept, blocks in a plan of their
+#: own lie behind one checkpoint, and are run again by that plan.
+Checkpoints = tuple["int | Checkpoints", ...]
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """What a block takes, in bytes and FLOPs.
+
+    Attributes:
+        given: what it gives to the next block, bytes. Its gradient takes as much.
+        saved: what its forward keeps for its backward, bytes, :attr:`given` among them, what goes in not.
+        forward, backward: FLOPs.
+        forward_work, backward_work: bytes beside that while they run, at most.
+    """
+
+    given: int
+    saved: int
+    forward: float
+    backward: float
+    forward_work: int = 0
+    backward_work: int = 0
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What a step takes by a plan.
+
+    Attributes:
+        peak: bytes of activations and their gradients at most, what goes into the first block not among them.
+        again: FLOPs of blocks that are run again.
+    """
+
+    peak: int
+    again: float
+
+
+def every(count: int, k: int) -> Checkpoints:
+    """A checkpoint before every k-th of so many blocks, all behind it computed again together."""
+    return tuple(tuple(range(start, min(start + k, count))) for start in range(0, count, k))
+
+
+def first_and_last(plan: Checkpoints) -> tuple[int, int]:
+    """Numbers of a plan's blocks."""
+    first, last = plan[0], plan[-1]
+    while isinstance(first, tuple):
+        first = first[0]
+    while isinstance(last, tuple):
+        last = last[-1]
+    return first, last
+
+
+def spent(chain: Sequence[BlockCost], plan: Checkpoints) -> StepCost:
+    """Follows a step through a plan of all blocks.
+
+    Raises:
+        ValueError: the plan leaves blocks out, or has them in another order.
+    """
+    if list(_numbers(plan)) != list(range(len(chain))):
+        raise ValueError(f"plan: it has to name blocks 0 to {len(chain) - 1} in their order, each once")
+    walk = _Walk(chain)
+    walk.through(plan)
+    walk.back(plan)
+    return StepCost(walk.peak, walk.again)
+
+
+def _numbers(plan: Checkpoints) -> Iterator[int]:
+    for part in plan:
+        if isinstance(part, tuple):
+            yield from _numbers(part)
+        else:
+            yield part
+
+
+class _Walk:
+    """One step, block by block: what is held, and the most that was."""
+
+    def __init__(self, chain: Sequence[BlockCost]) -> None:
+        self.chain = chain
+        self.held = self.peak = 0
+        self.again = 0.0
+
+    def through(self, plan: Checkpoints) -> None:
+        """Forward; what the plan keeps is held then."""
+        for part in plan:
+            if isinstance(part, int):
+                self._see(self.chain[part].saved + self.chain[part].forward_work)
+                self.held += self.chain[part].saved
+                continue
+            first, last = first_and_last(part)
+            before = 0  # of the block before, if it lies behind the same checkpoint
+            for block in self.chain[first : last + 1]:
+                self._see(before + block.given + block.forward_work)
+                before = block.given
+            self.held += self.chain[last].given
+
+    def back(self, plan: Checkpoints) -> None:
+        """Backward; nothing of the plan is held then. The gradient of what the last block gave is there."""
+        for part in reversed(plan):
+            if isinstance(part, int):
+                block, into = self.chain[part], self.chain[part - 1].given if part else 0
+                self._see(block.given + into + block.backward_work)
+                self.held -= block.saved
+                continue
+            first, last = first_and_last(part)
+            self.held -= self.chain[last].given  # what goes into the next block, which is done
+            self.again += sum(block.forward for block in self.chain[first : last + 1])
+            # The gradient waits while they are run again.
+            self.held += self.chain[last].given
+            self.through(part)
+            self.held -= self.chain[last].given
+            self.back(part)
+
+    def _see(self, more: int) -> None:
+        self.peak = max(self.peak, self.held + more)

@@ -1,0 +1,193 @@
+"""The plan of checkpoints that computes least again within a budget of bytes.
+
+Source: Beaumont, Eyraud-Dubois, Herrmann, Joly & Shilova, "Optimal checkpointing for heterogeneous chains: how to train
+deep neural networks with limited memory" (arXiv 1911.13214), section 4.2: the best persistent plan of blocks s to t
+either keeps all that block s saves, or lays a checkpoint before s and keeps only what goes into a later block s'. Here
+a step's forward, when no gradient is there yet, has a table of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .chain import BlockCost, Checkpoints, StepCost, spent
+
+SLOTS = 1024  # of the budget, by which the tables are cut
+BEYOND = 1.25  # times the budget that the tables reach to: each sum is rounded up to slots, and takes less
+KEEP = 0  # a choice: what the first block saves is kept
+
+
+class StepDoesNotFit(ValueError):
+    """No plan of checkpoints keeps the budget.
+
+    Attributes:
+        least: bytes that the one needs which needs least.
+    """
+
+    def __init__(self, least: int, budget: int) -> None:
+        super().__init__(f"a training step needs at least {least} bytes of activations, {budget} are there")
+        self.least = least
+
+
+def least_room(chain: Sequence[BlockCost]) -> int:
+    """Bytes that a step needs with the plan that needs least."""
+    return _Rooms(chain).least(0, None)
+
+
+def least_recomputation(chain: Sequence[BlockCost], budget: int) -> tuple[Checkpoints, StepCost]:
+    """The plan that computes least again, and what a step takes by it.
+
+    Args:
+        chain: one block or more.
+        budget: bytes of activations and their gradients, as :class:`.StepCost` counts them.
+
+    Raises:
+        StepDoesNotFit: whatever is computed again.
+    """
+    kept: Checkpoints = tuple(range(len(chain)))
+    if (step := spent(chain, kept)).peak <= budget:
+        return kept, step
+    if (least := least_room(chain)) > budget:
+        raise StepDoesNotFit(least, budget)
+    found = [(step.again, step.peak, number, plan, step) for number, (plan, step) in enumerate(_plans(chain, budget))]
+    _, _, _, plan, step = min(found)
+    return plan, step
+
+
+def _plans(chain: Sequence[BlockCost], budget: int) -> Iterator[tuple[Checkpoints, StepCost]]:
+    """Plans that keep the budget, the best one by the tables among them."""
+    tables = _Tables(chain, budget)
+    for slots in reversed(tables.steps()):
+        plan = tables.plan(0, None, slots)
+        step = spent(chain, plan)
+        if step.peak <= budget:
+            yield plan, step
+            break
+    least = _Rooms(chain).plan(0, None)
+    yield least, spent(chain, least)
+
+
+class _Needs:
+    """What parts of a chain need at once. ``last`` is the block whose gradient waits meanwhile; None: none does."""
+
+    def __init__(self, chain: Sequence[BlockCost]) -> None:
+        self.chain, self.count = chain, len(chain)
+
+    def waits(self, last: int | None) -> int:
+        return 0 if last is None else self.chain[last].given
+
+    def end(self, last: int | None) -> int:
+        return self.count - 1 if last is None else last
+
+    def to_keep(self, first: int, last: int | None) -> int:
+        """To run a block whose forward is kept, and its backward later on."""
+        block, into = self.chain[first], self.chain[first - 1].given if first else 0
+        forward = block.saved + block.forward_work + self.waits(last)
+        return max(forward, block.saved + block.given + into + block.backward_work)
+
+    @cached_property
+    def _passing(self) -> list[list[int]]:
+        """By first block, then by how many: the most that they take where nothing is kept of them."""
+        found = []
+        for first in range(self.count):
+            before = [0, *(block.given for block in self.chain[first:-1])]
+            each = (was + block.given + block.forward_work for was, block in zip(before, self.chain[first:]))
+            found.append(list(accumulate(each, max)))
+        return found
+
+    def to_pass(self, first: int, behind: int, last: int | None) -> int:
+        """To run blocks up to one, nothing of them kept."""
+        return self._passing[first][behind - first - 1] + self.waits(last)
+
+
+class _Rooms:
+    """The least room of each part of a chain, to the byte."""
+
+    def __init__(self, chain: Sequence[BlockCost]) -> None:
+        self.chain, self.needs = chain, _Needs(chain)
+        self.best = lru_cache(maxsize=None)(self._best)
+
+    def least(self, first: int, last: int | None) -> int:
+        return self.best(first, last)[0]
+
+    def _best(self, first: int, last: int | None) -> tuple[int, int]:
+        """The least room, and the choice: :data:`KEEP`, or the block behind the checkpointed ones."""
+        end, needs = self.needs.end(last), self.needs
+        kept = needs.to_keep(first, last)
+        if first == end:
+            return kept, KEEP
+        found = [(max(kept, self.chain[first].saved + self.least(first + 1, last)), KEEP)]
+        for behind in range(first + 1, end + 1):
+            rest = self.chain[behind - 1].given + self.least(behind, last)
+            room = max(needs.to_pass(first, behind, last), rest, self.least(first, behind - 1))
+            found.append((room, behind))
+        return min(found)
+
+    def plan(self, first: int, last: int | None) -> Checkpoints:
+        behind = self.best(first, last)[1]
+        if behind != KEEP:
+            return (self.plan(first, behind - 1), *self.plan(behind, last))
+        return (first, *(self.plan(first + 1, last) if first < self.needs.end(last) else ()))
+
+
+class _Tables:
+    """FLOPs that are computed again, by part of the chain and by slots of memory; and the choices."""
+
+    def __init__(self, chain: Sequence[BlockCost], budget: int) -> None:
+        self.chain, self.needs = chain, _Needs(chain)
+        self.slot = max(1, -(-budget // SLOTS))
+        self.slots = int(BEYOND * budget / self.slot) + 1
+        self.forward = [0.0, *accumulate(block.forward for block in chain)]
+        self.cost: dict[tuple[int, int | None], NDArray[np.float64]] = {}
+        self.choice: dict[tuple[int, int | None], NDArray[np.int16]] = {}
+        for length in range(1, len(chain) + 1):
+            for first in range(len(chain) - length + 1):
+                self._fill(first, first + length - 1)
+        for first in reversed(range(len(chain))):
+            self._fill(first, None)
+
+    def _in_slots(self, size: int) -> int:
+        return -(-size // self.slot)
+
+    def _after(self, part: tuple[int, int | None], held: int, need: int) -> NDArray[np.float64]:
+        """The cost of a part by the memory that is there before so many bytes are held; none below a need."""
+        shift, found = self._in_slots(held), np.full(self.slots, np.inf)
+        if shift < self.slots:
+            found[shift:] = self.cost[part][: self.slots - shift]
+        found[: self._in_slots(need)] = np.inf
+        return found
+
+    def _fill(self, first: int, last: int | None) -> None:
+        end, part, needs = self.needs.end(last), (first, last), self.needs
+        kept = needs.to_keep(first, last)
+        if first == end:
+            self.cost[part] = np.zeros(self.slots)
+            self.cost[part][: self._in_slots(kept)] = np.inf
+        else:
+            self.cost[part] = self._after((first + 1, last), self.chain[first].saved, kept)
+        self.choice[part] = np.full(self.slots, KEEP, dtype=np.int16)
+        for behind in range(first + 1, end + 1):
+            cost = self._after((behind, last), self.chain[behind - 1].given, needs.to_pass(first, behind, last))
+            cost += self.cost[first, behind - 1] + (self.forward[behind] - self.forward[first])
+            better = cost < self.cost[part]
+            self.cost[part][better] = cost[better]
+            self.choice[part][better] = behind
+
+    def steps(self) -> list[int]:
+        """Slots of memory from which on a step costs less than with one less."""
+        cost = self.cost[0, None]
+        return [int(at) for at in np.flatnonzero(cost < np.concatenate(([np.inf], cost[:-1])))]
+
+    def plan(self, first: int, last: int | None, slots: int) -> Checkpoints:
+        behind = int(self.choice[first, last][slots])
+        if behind != KEEP:
+            rest = self.plan(behind, last, slots - self._in_slots(self.chain[behind - 1].given))
+            return (self.plan(first, behind - 1, slots), *rest)
+        if first == self.needs.end(last):
+            return (first,)
+        return (first, *self.plan(first + 1, last, slots - self._in_slots(self.chain[first].saved)))
