@@ -8,6 +8,7 @@ import torch
 from headroom.host.attention.backend import apply_attention
 from headroom.host.measure.runs import LOG
 
+from ..nightly import some_of
 from .conftest import ENVIRONMENT
 from .families import FAMILIES, psnr, sample
 from .training import train, training_node
@@ -56,7 +57,7 @@ def test_the_hosts_training_node_learns_the_same_through_online(node: Any, calls
         assert psnr(ours[key], stock[key]) > 100, key  # the host's own with another number of threads: 127 dB at least
 
 
-@pytest.mark.parametrize("backend", ["auto", "online", "sdpa_flash"])
+@pytest.mark.parametrize("backend", some_of(["online", "auto", "sdpa_flash"], 3))
 def test_a_compiled_model_takes_the_override(backend: str) -> None:
     """By dynamo without a compiler: the graph breaks at the override, as the README says, and the picture is right."""
     from comfy_api.torch_helpers import set_torch_compile_wrapper

@@ -34,6 +34,7 @@ from headroom.host.planning.strategies import (
 from headroom.memory.render.comparison import Comparison, Outcome
 from headroom.nodes.compare import HeadroomCompare
 
+from ..nightly import some_of
 from .drawn import drawn
 from .families import FAMILIES, sample
 from .test_casting import HELD
@@ -71,7 +72,7 @@ def weights(model: Any) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in model.model.state_dict().items()}
 
 
-@pytest.mark.parametrize("name", ["sd15", "flux", "wan21"])
+@pytest.mark.parametrize("name", some_of(["flux", "sd15", "wan21"], 3))
 class TestFamilies:
     def test_what_the_rows_say(self, name: str) -> None:
         rows = by_name(compared(work(name), switches=Switches(False, "64", True, True)))

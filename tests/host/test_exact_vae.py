@@ -27,6 +27,7 @@ from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory import Row
 from headroom.vae.exact import ExactRun
 
+from ..nightly import grid
 from .autoencoders import AUTOENCODERS
 from .families import psnr
 
@@ -123,8 +124,9 @@ FOUR_CHANNELS = ("wan21_rgba",)  # of what is encoded, where pixels here have th
 class TestFrames:
     """Videos cut along their frames."""
 
-    @pytest.mark.parametrize("way", ["decode", "encode"])
-    @pytest.mark.parametrize("name", [name for name in VIDEO if name not in FOUR_CHANNELS])
+    @pytest.mark.parametrize(
+        ("name", "way"), grid([name for name in VIDEO if name not in FOUR_CHANNELS], ["decode", "encode"])
+    )
     def test_the_hosts_modules_in_windows(self, name: str, way: str) -> None:
         kind, vae = AUTOENCODERS[name], AUTOENCODERS[name].load()
         x = kind.latent(4, 5, cells_in_time=4)
@@ -255,9 +257,9 @@ class TestAccuracy:
 
         assert error(run(exact(name), way, x)) <= max(2 * error(stock(name, way)), 1e-5 * span)
 
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-    @pytest.mark.parametrize("way", ["decode", "encode"])
-    @pytest.mark.parametrize("name", ["sd", "wan21"])
+    @pytest.mark.parametrize(
+        ("dtype", "way", "name"), grid([torch.bfloat16, torch.float16], ["decode", "encode"], ["sd", "wan21"])
+    )
     def test_half_precision(self, name: str, way: str, dtype: torch.dtype) -> None:
         """Strips round no more than the host does in that dtype."""
         vae, x, reference = in_dtype(name, dtype), input_of(name, way), stock(name, way)

@@ -16,6 +16,7 @@ from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import decode_latent, low_memory_vae
 from headroom.memory.on_disk import SUFFIX
 
+from ..nightly import grid
 from .autoencoders import AUTOENCODERS
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -32,8 +33,7 @@ def decoded(name: str, x: Tensor, **settings: Any) -> Tensor:
     return decode_latent(low_memory_vae(AUTOENCODERS[name].load(), VAESettings(**settings)), {"samples": x})
 
 
-@pytest.mark.parametrize("method", ["auto", "exact"])
-@pytest.mark.parametrize("name", ["wan21", "ltx", "cogvideox", "sd", "taehv"])
+@pytest.mark.parametrize(("name", "method"), grid(["wan21", "ltx", "cogvideox", "sd", "taehv"], ["auto", "exact"]))
 def test_the_same_frames_in_a_file(name: str, method: str) -> None:
     kind = AUTOENCODERS[name]
     x = kind.latent(4, 5, 2, cells_in_time=3)

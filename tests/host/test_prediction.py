@@ -40,6 +40,7 @@ from headroom.memory.prediction import (
 from headroom.memory.render import render_forecast
 from headroom.nodes.estimate import HeadroomEstimate
 
+from ..nightly import grid, some_of
 from . import full_size
 from .drawn import drawn
 from .families import FAMILIES, VAES, Family, load_vae
@@ -197,7 +198,7 @@ class TestSteps:
 
 
 class TestCoding:
-    @pytest.mark.parametrize("name", list(VAES))
+    @pytest.mark.parametrize("name", some_of(list(VAES), 2))
     def test_in_one_piece(self, name: str) -> None:
         vae, latent, pixels = load_vae(name), small_latent(name), small_pixels(name)
         load(vae.patcher)
@@ -206,7 +207,7 @@ class TestCoding:
         found = predict_coding(Coding(vae, pixels, encodes=True), this_cpu()).prediction
         assert off_by(found, lambda: vae.encode(pixels)) <= 0.02
 
-    @pytest.mark.parametrize("name", list(VAES))
+    @pytest.mark.parametrize("name", some_of(list(VAES)[::-1], 2))
     def test_in_tiles_of_the_host(self, name: str) -> None:
         vae, latent = load_vae(name), small_latent(name)
         load(vae.patcher)
@@ -239,7 +240,7 @@ class TestCoding:
         # sees of such a run differs by the megabyte that a kernel takes or finds.
         assert 0.95 <= found.prediction.activations / peak_bytes(work) <= 1.8
 
-    @pytest.mark.parametrize(("name", "cells"), [("sd", 32), ("flux", 24), ("sd", 24), ("flux", 32)])
+    @pytest.mark.parametrize(("name", "cells"), grid(["sd", "flux"], [24, 32]))
     def test_few_strips_are_followed_to_the_byte(self, name: str, cells: int) -> None:
         """For reports; the tracker on the same strips with data."""
         vae, latent = (
