@@ -80,6 +80,11 @@ class Card:
         return torch.cuda.memory_allocated()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The file that takes longest first: a file stays with one worker, and the last one would wait for it."""
+    items.sort(key=lambda item: item.path.name != "test_video_files.py")
+
+
 @pytest.fixture
 def card() -> Iterator[Card]:
     """The card, as a new one; whatever a test changed of it is put back."""
