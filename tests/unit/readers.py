@@ -6,8 +6,11 @@ import io
 import json
 import math
 import struct
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from headroom.graph.formats import PROMPT, WORKFLOW, check_api, check_sent, is_ui
@@ -22,7 +25,8 @@ from ..host.ui_workflows import text_to_image as ui_text_to_image
 
 ROOT = Path(__file__).parents[2]
 LONGEST = 600  # characters of a sentence
-SLOWEST = 1.0  # seconds
+SLOWEST = 1.0  # seconds of one case, asked only where HEADROOM_FUZZ counts cases; a day's run asks the calls
+MOST_CALLS = 1_000_000
 WORKFLOWS = [
     *(json.loads(path.read_text(encoding="utf-8")) for path in sorted(ROOT.glob("workflows/api/*.json"))),
     *(json.loads(path.read_text(encoding="utf-8")) for path in sorted(ROOT.glob("workflows/*.json"))),
@@ -35,6 +39,30 @@ def one_sentence(error: Exception) -> None:
     assert said
     assert "\n" not in said
     assert len(said) <= LONGEST
+
+
+@contextmanager
+def within_calls(most: int = MOST_CALLS) -> Iterator[None]:
+    """No more calls of functions, Python's or C's, than `most`: the same on every machine, however busy it is.
+
+    Raises:
+        AssertionError: from within, at the call that is one too many, so that what would never end does.
+    """
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+        if calls > most:
+            sys.setprofile(before)
+            raise AssertionError(f"more than {most:,} calls")
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(before)
 
 
 class InMemory:

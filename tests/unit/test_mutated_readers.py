@@ -14,6 +14,7 @@ import struct
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -35,6 +36,7 @@ from .readers import (
     one_sentence,
     safetensors_file,
     safetensors_header,
+    within_calls,
 )
 
 ASKED = os.environ.get("HEADROOM_FUZZ")
@@ -70,14 +72,15 @@ class Count:
             tracemalloc.start()
         began = time.process_time()  # others compute on this machine too
         try:
-            read()
+            with nullcontext() if ASKED else within_calls():
+                read()
             self.answers += 1
         except kind as error:
             one_sentence(error)
         took = time.process_time() - began
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-        assert took < SLOWEST, what
+        assert took < SLOWEST or not ASKED, what
         assert peak < MOST_BYTES, what
         self.cases, self.peak, self.longest = self.cases + 1, max(self.peak, peak), max(self.longest, took)
 
