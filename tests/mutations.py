@@ -1617,6 +1617,22 @@ WORKFLOWS = (
         ("plans: a block's gradient is not counted", "self._see(block.given + into +", "self._see(into +"),
     ),
     *_of(
+        "training/checkpoint.py",
+        "unit/test_training_checkpoints.py",
+        (
+            "checkpoints: what was changed in place is taken for what the block gave",
+            "output() is leaf and leaf._version == version",
+            "output() is leaf",
+        ),
+        ("checkpoints: a run again has random numbers of its own", "torch.set_rng_state(self.random)", "pass"),
+        ("checkpoints: what is filled again stays", "value, self.value = self.value, None", "value = self.value"),
+        (
+            "checkpoints: all behind one is filled at once",
+            "                place.segment = inner",
+            "                place.value = tensor.detach()",
+        ),
+    ),
+    *_of(
         "training/optimal.py",
         "unit/test_training_plans.py",
         (

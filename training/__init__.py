@@ -4,11 +4,14 @@ On plain tensors: chains of blocks, plans of checkpoints, and the plan that comp
 """
 
 from .chain import BlockCost, Checkpoints, StepCost, every, spent
+from .checkpoint import CheckpointedChain, ComputedOtherwise
 from .optimal import StepDoesNotFit, least_recomputation, least_room
 
 __all__ = [
     "BlockCost",
+    "CheckpointedChain",
     "Checkpoints",
+    "ComputedOtherwise",
     "StepCost",
     "StepDoesNotFit",
     "every",
