@@ -1633,6 +1633,12 @@ WORKFLOWS = (
         ),
     ),
     *_of(
+        "host/training/checkpointed.py",
+        "host/test_training.py",
+        ("training: the host's checkpoints stay within ours", "    with _plain(block):", "    if True:"),
+        ("training: blocks keep our forward", "block.__dict__.pop(FORWARD, None)", "pass"),
+    ),
+    *_of(
         "training/optimal.py",
         "unit/test_training_plans.py",
         (

@@ -87,19 +87,29 @@ class _Earlier:
     output: int
 
 
-@dataclass(frozen=True)
 class _Kept:
-    """A tensor that goes into a segment, with what it was when it did."""
+    """A tensor that goes into a segment, as it was when it did.
 
-    tensor: Tensor
-    needs_gradient: bool
-    version: int
+    A block may write to what goes into it (Flux's do): a copy is kept then, and else the tensor itself.
 
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Kept:
-        return cls(tensor.detach(), tensor.requires_grad, tensor._version)
+    Args:
+        tensor: before the block runs.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.needs_gradient, self.version = tensor.requires_grad, tensor._version
+        self.is_copy = tensor.requires_grad and not tensor.is_leaf
+        self.tensor = tensor.detach().clone() if self.is_copy else tensor.detach()
+
+    def settle(self, tensor: Tensor) -> None:
+        """When the block has run on it."""
+        if self.is_copy and tensor._version == self.version:
+            self.tensor, self.is_copy = tensor.detach(), False
 
     def back(self, number: int) -> Tensor:
+        """For a block that runs again."""
+        if self.is_copy:
+            return self.tensor.detach().requires_grad_(self.needs_gradient).clone()
         if self.tensor._version != self.version:
             raise ComputedOtherwise(f"block {number}: what goes into it was written to after it had run")
         return self.tensor.detach().requires_grad_(self.needs_gradient)
@@ -112,6 +122,7 @@ class _Call:
     Attributes:
         leaves: of its arguments, tensors among them as :class:`_Kept` or :class:`_Earlier`.
         places: of what autograd would have saved; one that nobody waits for is gone.
+        written: numbers of places whose tensor the block wrote to after autograd would have saved it.
         outputs: the tensors that it gave, as long as somebody has them, and their versions.
     """
 
@@ -120,6 +131,7 @@ class _Call:
     leaves: list[Any]
     spec: TreeSpec
     places: list[weakref.ref[_Place]] = field(default_factory=list)
+    written: frozenset[int] = frozenset()
     outputs: list[tuple[weakref.ref[Tensor], int]] = field(default_factory=list)
 
 
@@ -136,15 +148,20 @@ class _Segment:
         leaves, spec = tree_flatten((tuple(args), kwargs))
         call = _Call(number, forward, [self._held(leaf) for leaf in leaves], spec)
 
+        seen: list[tuple[Tensor, int]] = []
+
         def pack(tensor: Tensor) -> _Place:
             place = _Place(self, tensor)
             call.places.append(weakref.ref(place))
+            seen.append((tensor.detach(), tensor._version))
             return place
 
         self.calls.append(call)
         with saved_tensors_hooks(pack, _Place.taken):
             result = forward(*args, **kwargs)
-        self._gave(call, result)
+        call.written = frozenset(k for k, (tensor, version) in enumerate(seen) if tensor._version != version)
+        seen.clear()  # the graph keeps the hook
+        self._ran(call, leaves, result)
         return result
 
     def _held(self, leaf: Any) -> Any:
@@ -154,9 +171,12 @@ class _Segment:
             for number, (output, version) in enumerate(self.calls[-1].outputs):
                 if output() is leaf and leaf._version == version:
                     return _Earlier(len(self.calls) - 1, number)
-        return _Kept.of(leaf)
+        return _Kept(leaf)
 
-    def _gave(self, call: _Call, result: Any) -> None:
+    def _ran(self, call: _Call, leaves: Sequence[Any], result: Any) -> None:
+        for held, leaf in zip(call.leaves, leaves):
+            if isinstance(held, _Kept):
+                held.settle(leaf)
         outputs = (leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor))
         call.outputs = [(weakref.ref(output), output._version) for output in outputs]
 
@@ -177,14 +197,15 @@ class _Segment:
     def _once_more(self, call: _Call, given: list[list[Tensor]], inner: _Segment | None) -> Any:
         leaves = [self._brought(leaf, call.number, given) for leaf in call.leaves]
         args, kwargs = tree_unflatten(leaves, call.spec)
-        waiting = iter(call.places)
+        waiting = enumerate(call.places)
         copy: _Call | None = None
         if inner is not None:
-            copy = _Call(call.number, call.forward, [inner._held(leaf) for leaf in leaves], call.spec)
+            held = [inner._held(leaf) for leaf in leaves]
+            copy = _Call(call.number, call.forward, held, call.spec, written=call.written)
             inner.calls.append(copy)
 
         def fill(tensor: Tensor) -> None:
-            reference = next(waiting, None)
+            number, reference = next(waiting, (0, None))
             place = None if reference is None else reference()
             if reference is None or (place is not None and place.like != (tensor.shape, tensor.dtype)):
                 raise ComputedOtherwise(_otherwise(call))
@@ -193,7 +214,7 @@ class _Segment:
             if place is None:
                 return
             if inner is None:
-                place.value = tensor.detach()
+                place.value = tensor.detach().clone() if number in call.written else tensor.detach()
             else:
                 place.segment = inner
 
@@ -202,7 +223,7 @@ class _Segment:
         if next(waiting, None) is not None:
             raise ComputedOtherwise(_otherwise(call))
         if copy is not None and inner is not None:
-            inner._gave(copy, result)
+            inner._ran(copy, leaves, result)
         return result
 
     def _brought(self, leaf: Any, number: int, given: list[list[Tensor]]) -> Any:

@@ -20,14 +20,17 @@ def defaults(node: Any) -> dict[str, Any]:
     return {i.id: i.default for i in node.GET_SCHEMA().inputs if getattr(i, "default", None) is not None}
 
 
-def train(node: Any, model: Any, family: Family, latents: Tensor, dtype: str = "none") -> dict[str, Tensor]:
+def train(
+    node: Any, model: Any, family: Family, latents: Tensor, dtype: str = "none", **changes: Any
+) -> dict[str, Tensor]:
     """The LoRA after two steps, by plain gradient descent: Adam would turn rounding into steps of full size.
 
     Args:
         dtype: that the host computes in, as its node names it; "none" is bfloat16 where the model is float32.
+        changes: other settings of the node.
     """
     chosen = {"steps": 2, "rank": 2, "optimizer": "SGD", "learning_rate": 0.1, "seed": 3, "training_dtype": dtype,
-              "lora_dtype": "fp32", "loss_function": "MSE", "gradient_checkpointing": False}  # fmt: skip
+              "lora_dtype": "fp32", "loss_function": "MSE", "gradient_checkpointing": False, **changes}  # fmt: skip
     # The host calls a node's inputs lists here.
     settings = {name: [value] for name, value in (defaults(node) | chosen).items()}
     torch.manual_seed(0)  # the LoRA's first weights are drawn from the global generator

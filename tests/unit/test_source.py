@@ -19,7 +19,7 @@ FLOORS = (
     {"core"},
     {"measure", "chunks"},
     {"video"},
-    {"sampling", "attention", "casting", "offload", "vae"},
+    {"sampling", "attention", "casting", "offload", "training", "vae"},
     {"prediction"},
     {"planning", "streaming"},
     {"workflow", "video_files"},

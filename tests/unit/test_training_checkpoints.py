@@ -3,6 +3,7 @@
 import gc
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +106,38 @@ def test_what_changes_a_block_s_result_in_place_counts(plan: Checkpoints) -> Non
             image += 0.5 * number
 
     require_same(gradients(blocks(), plan, added), gradients(blocks(), None, added))
+
+
+class Writing(Stream):
+    """A block that adds to what goes into it, as Flux's blocks do."""
+
+    def forward(self, image: Tensor, text: Tensor, *, shared: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = super().forward(image, text, shared=shared)
+        image += x.tanh()
+        text += y.tanh()
+        return image, text
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("times", [1, 2])
+def test_blocks_that_write_to_what_goes_into_them(plan: Checkpoints, times: int) -> None:
+    """Autograd itself refuses, since their norms have saved what they write to: as blocks that add give it."""
+    torch.manual_seed(3)
+    chain = nn.ModuleList(Writing() for _ in range(COUNT))
+    plain = blocks()
+    for one, other in zip(chain, plain):
+        one.load_state_dict(other.state_dict())
+
+    def adding(block: nn.Module) -> Any:
+        def forward(image: Tensor, text: Tensor, *, shared: Tensor) -> tuple[Tensor, Tensor]:
+            x, y = Stream.forward(block, image, text, shared=shared)
+            return image + x.tanh(), text + y.tanh()
+
+        return forward
+
+    for block in plain:
+        block.forward = adding(block)
+    require_same(gradients(chain, (plan,), times=times), gradients(plain, None, times=times))
 
 
 def test_a_graph_that_is_kept_is_gone_through_twice() -> None:
