@@ -27,6 +27,7 @@ FILES = {
     "HeadroomCast": "cast",
     "HeadroomCastCLIP": "cast",
     "HeadroomOffload": "offload",
+    "HeadroomTraining": "training",
     "HeadroomEstimate": "estimate",
     "HeadroomFit": "fit",
     "HeadroomCompare": "compare",

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
+UNNAMED = " SD3 and LTX-Video do not say which block calls: only all reaches them."
 
-def blocks_input() -> io.String.Input:
+
+def blocks_input(hint: str = UNNAMED) -> io.String.Input:
+    """``blocks``.
+
+    Args:
+        hint: what to know besides what it means.
+    """
     return io.String.Input(
         "blocks",
         default="all",
         tooltip="all; inner (without the first and last block); or a list such as double:0-18, single:*, input:1,2,"
-        " middle, output:3-8. UNets have input, middle and output blocks, transformers double and single ones. SD3 and"
-        " LTX-Video do not say which block calls: only all reaches them.",
+        " middle, output:3-8. UNets have input, middle and output blocks, transformers double and single ones." + hint,
     )
 
 

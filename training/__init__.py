@@ -4,7 +4,7 @@ On plain tensors: chains of blocks, plans of checkpoints, and the plan that comp
 """
 
 from .chain import BlockCost, Checkpoints, StepCost, every, spent
-from .checkpoint import CheckpointedChain, ComputedOtherwise
+from .checkpoint import CheckpointedChain, ComputedOtherwise, Written, run_alone
 from .optimal import StepDoesNotFit, least_recomputation, least_room
 
 __all__ = [
@@ -14,8 +14,10 @@ __all__ = [
     "ComputedOtherwise",
     "StepCost",
     "StepDoesNotFit",
+    "Written",
     "every",
     "least_recomputation",
     "least_room",
+    "run_alone",
     "spent",
 ]

@@ -4,22 +4,28 @@ As ``torch.utils.checkpoint`` does it without reentrance: the graph is the one t
 that gradients are added up in the same order and are the same bits; only what it saves is replaced, by places that are
 filled when something of them is asked for. Beyond that, several blocks that a caller runs one by one lie behind one
 checkpoint, and may be run again by a plan that has checkpoints of its own.
+
+A block that is kept has its places filled from the start. What it or a later block writes to after autograd would have
+saved it, which autograd refuses, is saved as a copy, or computed again the first time.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from .chain import Checkpoints, first_and_last
+from .surroundings import Surroundings
+
+#: Of a block's number and the shapes that go into it: which of the tensors that it saves are written to later.
+Written = dict[tuple[int, tuple[torch.Size, ...]], set[int]]
 
 
 class ComputedOtherwise(RuntimeError):
@@ -31,10 +37,12 @@ class CheckpointedChain:
 
     Args:
         plan: which blocks are kept, and which lie behind a checkpoint. A block that it does not name is kept.
+        written: what is learnt of the chain and good for its next forward, see :class:`Written`.
     """
 
-    def __init__(self, plan: Checkpoints) -> None:
+    def __init__(self, plan: Checkpoints, written: Written | None = None) -> None:
         self._behind, self._segments = segments_of(plan), dict[Checkpoints, _Segment]()
+        self._written = {} if written is None else written
 
     def run(self, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls a block.
@@ -46,12 +54,20 @@ class CheckpointedChain:
         Returns:
             What the block gives.
         """
-        behind = self._behind.get(number)
-        if behind is None or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return forward(*args, **kwargs)
+        behind = self._behind.get(number)
+        if behind is None:
+            key = (number, tuple(leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)))
+            return _Segment((number,), self._written.setdefault(key, set())).run(number, forward, args, kwargs)
         if behind not in self._segments:
             self._segments[behind] = _Segment(behind)
         return self._segments[behind].run(number, forward, args, kwargs)
+
+
+def run_alone(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Calls what lies behind a checkpoint of its own."""
+    return CheckpointedChain(((0,),)).run(0, forward, *args, **kwargs)
 
 
 def segments_of(plan: Checkpoints) -> dict[int, Checkpoints]:
@@ -65,17 +81,37 @@ def segments_of(plan: Checkpoints) -> dict[int, Checkpoints]:
 
 
 class _Place:
-    """Of a tensor that autograd would have saved."""
+    """Of a tensor that autograd would have saved.
 
-    def __init__(self, segment: _Segment, tensor: Tensor) -> None:
-        self.segment, self.like = segment, (tensor.shape, tensor.dtype)
+    Args:
+        segment: computes it again.
+        number: among what the block saves.
+        value: of a block that is kept, the tensor or a copy.
+    """
+
+    def __init__(self, segment: _Segment, tensor: Tensor, number: int, value: Tensor | None = None) -> None:
+        self.segment, self.like, self.number = segment, (tensor.shape, tensor.dtype), number
         self.value: Tensor | None = None
+        if value is not None:
+            self.fill(value)
+
+    def fill(self, value: Tensor) -> None:
+        self.value, self._version = value.detach(), _version(value)
+
+    @property
+    def is_filled(self) -> bool:
+        """With a tensor that nobody has written to since."""
+        return self.value is not None and _version(self.value) == self._version
 
     def taken(self) -> Tensor:
-        """The tensor, once: it is let go here."""
-        while self.value is None:
+        """The tensor; of a block that is not kept once: it is let go here."""
+        if self.segment.copied is not None and not self.is_filled:
+            self.segment.copied.add(self.number)
+        while not self.is_filled:
             self.segment.again()
-        value, self.value = self.value, None
+        value: Tensor = self.value  # type: ignore[assignment]
+        if self.segment.copied is None:
+            self.value = None
         return value
 
 
@@ -97,20 +133,20 @@ class _Kept:
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self.needs_gradient, self.version = tensor.requires_grad, tensor._version
+        self.needs_gradient, self.version = tensor.requires_grad, _version(tensor)
         self.is_copy = tensor.requires_grad and not tensor.is_leaf
         self.tensor = tensor.detach().clone() if self.is_copy else tensor.detach()
 
     def settle(self, tensor: Tensor) -> None:
         """When the block has run on it."""
-        if self.is_copy and tensor._version == self.version:
+        if self.is_copy and _version(tensor) == self.version:
             self.tensor, self.is_copy = tensor.detach(), False
 
     def back(self, number: int) -> Tensor:
         """For a block that runs again."""
         if self.is_copy:
             return self.tensor.detach().requires_grad_(self.needs_gradient).clone()
-        if self.tensor._version != self.version:
+        if _version(self.tensor) != self.version:
             raise ComputedOtherwise(f"block {number}: what goes into it was written to after it had run")
         return self.tensor.detach().requires_grad_(self.needs_gradient)
 
@@ -136,12 +172,17 @@ class _Call:
 
 
 class _Segment:
-    """Blocks behind one checkpoint."""
+    """Blocks behind one checkpoint, or a block that is kept.
 
-    def __init__(self, plan: Checkpoints) -> None:
-        self.plan = plan
+    Args:
+        plan: of the blocks.
+        copied: of a block that is kept, numbers of places that get copies; more are learnt.
+    """
+
+    def __init__(self, plan: Checkpoints, copied: set[int] | None = None) -> None:
+        self.plan, self.copied = plan, copied
         self.calls: list[_Call] = []
-        self.around = _Surroundings()
+        self.around = Surroundings()
 
     def run(self, number: int, forward: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """For the first time."""
@@ -151,17 +192,22 @@ class _Segment:
         seen: list[tuple[Tensor, int]] = []
 
         def pack(tensor: Tensor) -> _Place:
-            place = _Place(self, tensor)
+            number, value = len(call.places), None
+            if self.copied is not None:
+                value = tensor.detach().clone() if number in self.copied else tensor
+            place = _Place(self, tensor, number, value)
             call.places.append(weakref.ref(place))
-            seen.append((tensor.detach(), tensor._version))
+            seen.append((tensor.detach(), _version(tensor)))
             return place
 
         self.calls.append(call)
         with saved_tensors_hooks(pack, _Place.taken):
             result = forward(*args, **kwargs)
-        call.written = frozenset(k for k, (tensor, version) in enumerate(seen) if tensor._version != version)
+        call.written = frozenset(k for k, (tensor, version) in enumerate(seen) if _version(tensor) != version)
         seen.clear()  # the graph keeps the hook
         self._ran(call, leaves, result)
+        if self.copied is not None:
+            self.copied |= call.written
         return result
 
     def _held(self, leaf: Any) -> Any:
@@ -169,7 +215,7 @@ class _Segment:
             return leaf
         if self.calls:
             for number, (output, version) in enumerate(self.calls[-1].outputs):
-                if output() is leaf and leaf._version == version:
+                if output() is leaf and _version(leaf) == version:
                     return _Earlier(len(self.calls) - 1, number)
         return _Kept(leaf)
 
@@ -178,7 +224,7 @@ class _Segment:
             if isinstance(held, _Kept):
                 held.settle(leaf)
         outputs = (leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor))
-        call.outputs = [(weakref.ref(output), output._version) for output in outputs]
+        call.outputs = [(weakref.ref(output), _version(output)) for output in outputs]
 
     def again(self) -> None:
         """Runs all blocks once more; places then have their tensors, or wait for a checkpoint of the plan's own."""
@@ -214,7 +260,8 @@ class _Segment:
             if place is None:
                 return
             if inner is None:
-                place.value = tensor.detach().clone() if number in call.written else tensor.detach()
+                if not place.is_filled:
+                    place.fill(tensor.detach().clone() if number in call.written else tensor)
             else:
                 place.segment = inner
 
@@ -232,37 +279,9 @@ class _Segment:
         return leaf.back(number) if isinstance(leaf, _Kept) else leaf
 
 
-class _Surroundings:
-    """What a run depends on beside its arguments: automatic casts, and random numbers."""
-
-    def __init__(self) -> None:
-        self.cached = torch.is_autocast_cache_enabled()
-        self.casts = {
-            device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in ("cpu", *_accelerators())
-        }
-        self.random = torch.get_rng_state()
-        self.on_device = {device: torch.get_device_module(device).get_rng_state() for device in _accelerators()}
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """As it was, for the time of a run."""
-        with ExitStack() as stack:
-            for device in _accelerators():
-                stack.enter_context(torch.random.fork_rng(device_type=device))
-            stack.enter_context(torch.random.fork_rng(devices=[]))
-            torch.set_rng_state(self.random)
-            for device, state in self.on_device.items():
-                torch.get_device_module(device).set_rng_state(state)
-            for device, (enabled, dtype) in self.casts.items():
-                cast = torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=self.cached)
-                stack.enter_context(cast)
-            yield
-
-
-def _accelerators() -> list[str]:
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    return [] if found is None else [found.type]
+def _version(tensor: Tensor) -> int:
+    """How often it was written to; a tensor made under inference mode does not tell."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _asked_for_nothing(saved: Any) -> Tensor:

@@ -7,6 +7,7 @@ const NODES = new Set([
   "HeadroomCast",
   "HeadroomCastCLIP",
   "HeadroomOffload",
+  "HeadroomTraining",
   "HeadroomEstimate",
   "HeadroomFit",
   "HeadroomCompare",

@@ -18,7 +18,7 @@ VAE = ("HeadroomVAE", "HeadroomVAEDecode", "HeadroomVAEEncode")
 VIDEO_NODES = ("HeadroomVAEDecodeVideo", "HeadroomVAEEncodeVideo")
 CAST = ("HeadroomCast", "HeadroomCastCLIP")
 FIT, ESTIMATE, COMPARE, REPORT = ("HeadroomFit",), ("HeadroomEstimate",), ("HeadroomCompare",), ("HeadroomReport",)
-LOCAL, OFFLOAD = ("HeadroomLocalAttention",), ("HeadroomOffload",)
+LOCAL, OFFLOAD, TRAINING = ("HeadroomLocalAttention",), ("HeadroomOffload",), ("HeadroomTraining",)
 PREDICTING = (*ESTIMATE, *FIT)
 
 
@@ -69,6 +69,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(f"{_WRAPPERS}CALC_COND_BATCH", "guidance is not computed in turns"),
     Internal(f"{_WRAPPERS}DIFFUSION_MODEL", "predictions leave out what other packs wrap around a model's network"),
     Internal("comfy.ldm.lightricks.model:generate_freq_grid_np", "predictions for LTX may disturb what the host keeps"),
+    Internal("comfy.ldm.modules.attention:optimized_attention", "a training's attention is not named"),
     Internal("comfy.quant_ops:QUANT_ALGOS", "weights are not cast to scaled formats"),
     Internal("comfy.quant_ops:QuantizedTensor", "weights are not cast to scaled formats"),
     Internal("comfy.ops:mixed_precision_ops", "weights are not cast to scaled formats"),
@@ -76,10 +77,10 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("folder_paths:get_full_path", "estimate does not say what another pack's GGUF files hold"),
     Internal("comfy.utils:PROGRESS_BAR_HOOK", "an estimate beside a prompt moves its progress bar"),
     # ---------------------------------------------------------------------------- these are needed
-    *_needed((*LOCAL, "HeadroomCast", *PREDICTING), f"{_WRAPPERS}APPLY_MODEL"),
+    *_needed((*LOCAL, *TRAINING, "HeadroomCast", *PREDICTING), f"{_WRAPPERS}APPLY_MODEL"),
+    *_needed((*PREDICTING, *TRAINING), "comfy.ldm.modules.attention:attention_pytorch"),
     *_needed(
         PREDICTING,
-        "comfy.ldm.modules.attention:attention_pytorch",
         "comfy.ldm.modules.diffusionmodules.model:vae_attention",
         "comfy.sampler_helpers:convert_cond",
         "comfy.samplers:calc_cond_batch",
@@ -121,13 +122,16 @@ INTERNALS: tuple[Internal, ...] = (
     *_needed(
         (*CAST, *COMPARE, *FIT, *VAE, *VIDEO_NODES),
         "comfy.utils:ProgressBar",
-        f"{_MANAGEMENT}throw_exception_if_processing_interrupted",
         f"{_MANAGEMENT}current_loaded_models",
         f"{_MANAGEMENT}free_memory",
     ),
+    *_needed(
+        (*CAST, *COMPARE, *FIT, *VAE, *VIDEO_NODES, *TRAINING),
+        f"{_MANAGEMENT}throw_exception_if_processing_interrupted",
+    ),
     *_needed(REPORT, f"{_MANAGEMENT}get_torch_device"),
-    *_needed((*VAE, *VIDEO_NODES, *PREDICTING, *COMPARE), f"{_MANAGEMENT}extra_reserved_memory"),
-    *_needed((*VAE, *VIDEO_NODES, *PREDICTING, *COMPARE, *REPORT), f"{_MANAGEMENT}get_total_memory"),
+    *_needed((*VAE, *VIDEO_NODES, *PREDICTING, *COMPARE, *TRAINING), f"{_MANAGEMENT}extra_reserved_memory"),
+    *_needed((*VAE, *VIDEO_NODES, *PREDICTING, *COMPARE, *REPORT, *TRAINING), f"{_MANAGEMENT}get_total_memory"),
 )
 
 

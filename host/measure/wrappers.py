@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
 
 WRAPPER_KEY = "headroom_sampling"
-ROW, FOLLOWING = "headroom_row", "headroom_following"  # our entries in the host's transformer_options
+# Our entries in the host's transformer_options.
+ROW, FOLLOWING, OPTIMIZER = "headroom_row", "headroom_following", "headroom_optimizer"
+SAMPLER = 2  # among the arguments of the host's sampling; a training goes through it as well, with an optimizer
 COMPILED = "torch.compile"  # the host's key of its wrapper
 ATTACHMENTS = "headroom"  # prefix of what our nodes attach to a model
 
@@ -49,12 +51,14 @@ class SamplingMeter:
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         guider = executor.class_obj
         device = guider.model_patcher.load_device
-        with measured("sampling", device) as row, Following(row, device) as following:
+        optimizer = getattr(args[SAMPLER] if len(args) > SAMPLER else kwargs.get("sampler"), "optimizer", None)
+        work = "sampling" if optimizer is None else "training"
+        with measured(work, device) as row, Following(row, device) as following:
             row.lines = settings_of(guider.model_patcher)
-            row.question = sampling_question(guider, *args, **kwargs)
+            row.question = sampling_question(guider, *args, **kwargs) if optimizer is None else None
             # The guider works on a clone of its options while it samples, so this ends with the run.
             options = guider.model_options.setdefault("transformer_options", {})
-            options[ROW] = row
+            options |= {ROW: row, OPTIMIZER: optimizer}
             if COMPILED not in options.get("wrappers", {}).get(APPLY_MODEL, {}):
                 # Within torch's modes a compiler would not compile.
                 options[FOLLOWING] = partial(_follow, following, guider.model_patcher.model, args[:2])

@@ -3,35 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import comfy.model_management
 import torch
 from torch import nn
 
-from ...offload import block_lists
-from ...training import CheckpointedChain, Checkpoints
+from ...memory.units import format_gb
+from ...training import CheckpointedChain, Written, run_alone
+from ..core.compat import OVERRIDE
+from ..core.internals import find
 from ..core.wrapper_kinds import APPLY_MODEL
-from ..measure.wrappers import wrap
+from ..measure.wrappers import measure_sampling, wrap
+from .attention import BY_FREE_MEMORY, TrainedAttention
+from .budget import RunningStep, TrainingBudget
+from .plan import ATTENTION, BUDGET, EVERY_BLOCK, EVERY_KTH, FEED_FORWARD, TrainedBlocks, TrainingPlan, feed_forwards
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
 
 WRAPPER_KEY = "headroom_training"
 FORWARD = "forward"
+OPTIONS = 5  # transformer_options among the arguments of the host's call
 HOSTS_FORWARD = "org_forward"  # of a module that the host's own training runs behind a checkpoint, by its name there
 
 
-def apply_checkpoints(model: ModelPatcher, plan: Callable[[int], Checkpoints]) -> ModelPatcher:
-    """A MODEL whose blocks lie behind checkpoints whenever gradients are computed; ``model`` is not changed.
+def apply_checkpoints(model: ModelPatcher, plan: TrainingPlan) -> tuple[ModelPatcher, str]:
+    """A MODEL whose blocks lie behind checkpoints whenever gradients are computed, and a report on them; ``model`` is
+    not changed.
 
-    Args:
-        plan: of so many blocks.
+    Raises:
+        ValueError: the model has no such blocks.
     """
+    network = model.get_model_object("diffusion_model")
+    blocks = TrainedBlocks.of(network)
+    if not any(blocks.are_in(plan.selection)):
+        raise ValueError(f"blocks: '{plan.selection.text}' names none of this model's blocks; it has {blocks.lists}")
+    if plan.kind == FEED_FORWARD and not any(BehindCheckpoints(plan, blocks).alone_in(network)):
+        raise ValueError(
+            "plan: the blocks of this model that were chosen have no feed-forward part of their own; choose every block"
+        )
     result = model.clone()
-    wrap(result, APPLY_MODEL, WRAPPER_KEY, BehindCheckpoints(plan))
-    return result
+    measure_sampling(result)
+    behind = BehindCheckpoints(plan, blocks)
+    wrap(result, APPLY_MODEL, WRAPPER_KEY, behind)
+    result.attachments[WRAPPER_KEY] = behind
+    return result, "\n".join(_report(network, plan, blocks))
+
+
+def _report(network: nn.Module, plan: TrainingPlan, blocks: TrainedBlocks) -> Iterator[str]:
+    yield f"Training Memory · {type(network).__name__}: blocks {blocks.lists} · {plan}"
+    behind = [part for part in plan.checkpoints(blocks) if isinstance(part, tuple)]
+    yield {
+        EVERY_BLOCK: f"{len(behind)} checkpoints; a step computes what lies behind them twice, the rest once",
+        EVERY_KTH: f"{len(behind)} checkpoints; a step computes what lies behind them twice, the rest once",
+        ATTENTION: "the attention of these blocks is computed twice, the rest once",
+        FEED_FORWARD: "the feed-forward of these blocks is computed twice, the rest once",
+        BUDGET: f"the first step of each size has {len(behind)} checkpoints; from the second on there are as few as fit"
+        f" {format_gb(plan.budget)}",
+    }[plan.kind]
+    yield "Train LoRA's own gradient_checkpointing is left out within the blocks, on or off"
+    chosen = getattr(find("comfy.ldm.modules.attention:optimized_attention"), "__name__", "")
+    if chosen in BY_FREE_MEMORY:
+        yield (
+            f"attention: torch's instead of ComfyUI's {chosen.removeprefix('attention_')}, which looks at the free"
+            " memory and would not compute the same twice; another node's choice is kept"
+        )
+    yield "what a step takes: Memory Report behind Train LoRA"
 
 
 class BehindCheckpoints:
@@ -39,39 +79,79 @@ class BehindCheckpoints:
 
     The blocks' forwards are other ones for the time of the call. The host's own checkpoints are left out meanwhile:
     that of the whole network would keep nothing of what lies within, and have all of it at once in the backward.
-
-    Args:
-        plan: of so many blocks.
     """
 
-    def __init__(self, plan: Callable[[int], Checkpoints]) -> None:
-        self.plan = plan
+    def __init__(self, plan: TrainingPlan, blocks: TrainedBlocks) -> None:
+        self.plan, self.blocks = plan, blocks
+        self._written: Written = {}
+        self._budget = TrainingBudget(plan, blocks)
+
+    def summary(self) -> str:
+        """A line for reports."""
+        return f"training: {self.plan}"
 
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return executor(*args, **kwargs)
-        network = executor.class_obj.diffusion_model
-        blocks = [network.get_submodule(path) for path in block_lists(network).blocks]
-        with _plain(network), _by_plan(blocks, CheckpointedChain(self.plan(len(blocks)))):
-            return executor(*args, **kwargs)
+        base, options = executor.class_obj, dict(args[OPTIONS] or {})
+        network = base.diffusion_model
+        with ExitStack() as stack:
+            stack.enter_context(_plain(network))
+            step = stack.enter_context(self._budget.step(base, args[0], (args[1:OPTIONS], kwargs), options))
+            chain = CheckpointedChain(step.plan, self._written)
+            for number, (path, alone) in enumerate(zip(self.blocks.paths, self.alone_in(network))):
+                block = network.get_submodule(path)
+                stack.enter_context(replaced_forward(block, partial(_run, chain, step, number, block, alone)))
+            behind = self.plan.selection if self.plan.kind == ATTENTION else None
+            options[OVERRIDE] = TrainedAttention(options.get(OVERRIDE), behind, self.blocks.ends)
+            return step.finish(executor(*args[:OPTIONS], options, *args[OPTIONS + 1 :], **kwargs))
+
+    def alone_in(self, network: nn.Module) -> list[list[nn.Module]]:
+        """Of each block, the parts that lie behind checkpoints of their own."""
+        return [
+            list(feed_forwards(network.get_submodule(path))) if chosen and self.plan.kind == FEED_FORWARD else []
+            for path, chosen in zip(self.blocks.paths, self.blocks.are_in(self.plan.selection))
+        ]
+
+
+def _run(
+    chain: CheckpointedChain,
+    step: RunningStep,
+    number: int,
+    block: nn.Module,
+    alone: Sequence[nn.Module],
+    forward: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    run = partial(_run_own, block, alone, forward)
+    step.before(number, block, run, args, kwargs)
+    result = chain.run(number, run, *args, **kwargs)
+    step.after(result)
+    return result
 
 
 @contextmanager
-def _by_plan(blocks: Sequence[nn.Module], chain: CheckpointedChain) -> Iterator[None]:
-    before = [vars(block).get(FORWARD) for block in blocks]
-    for number, block in enumerate(blocks):
-        block.__dict__[FORWARD] = partial(chain.run, number, partial(_run_plain, block, block.forward))
+def replaced_forward(module: nn.Module, run: Callable[..., Any]) -> Iterator[None]:
+    """A module's forward is ``run`` with the forward that it had; whatever happens, it has that again afterwards."""
+    before = vars(module).get(FORWARD)
+    module.__dict__[FORWARD] = partial(run, module.forward)
     try:
         yield
     finally:
-        for block, own in zip(blocks, before):
-            block.__dict__.pop(FORWARD, None)
-            block.__dict__ |= {} if own is None else {FORWARD: own}
+        module.__dict__.pop(FORWARD, None)
+        module.__dict__ |= {} if before is None else {FORWARD: before}
 
 
-def _run_plain(block: nn.Module, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """A block's own forward, as in the call around it when it is run again."""
-    with _plain(block):
+def _run_own(
+    block: nn.Module, alone: Sequence[nn.Module], forward: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """A block's own forward, as in the call around it when it is run again, unless the user has cancelled."""
+    comfy.model_management.throw_exception_if_processing_interrupted()
+    with ExitStack() as stack:
+        stack.enter_context(_plain(block))
+        for part in alone:
+            stack.enter_context(replaced_forward(part, run_alone))
         return forward(*args, **kwargs)
 
 

@@ -40,7 +40,7 @@ PLAIN = (
     "ConditioningSetTimestepRange", "LTXVConditioning", "ModelSamplingFlux", "ModelSamplingSD3",
     "ModelSamplingAuraFlow", "ModelSamplingDiscrete", "ModelSamplingContinuousEDM", "ModelSamplingLTXV",
     "PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveBoolean", "HeadroomAttention",
-    "HeadroomOffload", "HeadroomCast", "HeadroomCastCLIP",
+    "HeadroomOffload", "HeadroomTraining", "HeadroomCast", "HeadroomCastCLIP",
 )  # fmt: skip
 
 # Nodes that are not followed, and take no memory of a card to speak of: pictures, masks, sound, words, choices.

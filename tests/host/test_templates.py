@@ -44,7 +44,7 @@ REAL = {"CheckpointLoaderSimple", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoa
 # Widgets that differ: names of files, texts, sizes, and what depends on the size of a picture or a model.
 NAMES = {"ckpt_name", "unet_name", "vae_name", "lora_name", "image", "text"}
 SIZES = {"width", "height", "length", "steps", "cfg", "scale_by", "tile_size", "overlap", "min_tokens", "slice_rows"}
-SIZES |= {"slice_sizes", "strength_model", "vram_budget_gb", "method", "format"}
+SIZES |= {"slice_sizes", "strength_model", "vram_budget_gb", "method", "format", "rank", "training_dtype", "lora_dtype"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -168,6 +168,7 @@ def _meet(one: list[int], other: list[int]) -> bool:
 
 def test_reports_have_room_for_their_text(saved: Workflow) -> None:
     shown = {"HeadroomReport", "HeadroomEstimate", "HeadroomFit", "HeadroomCompare", "HeadroomCast", "HeadroomOffload"}
+    shown |= {"HeadroomTraining"}
     for one in saved["nodes"]:
         if one["type"] in shown:
             assert one["size"][0] >= 560

@@ -15,6 +15,7 @@ BYPASSED: dict[str, tuple[str, ...]] = {
     "HeadroomCast": ("model",),
     "HeadroomCastCLIP": ("clip",),
     "HeadroomOffload": ("model",),
+    "HeadroomTraining": ("model",),
     "HeadroomEstimate": ("samples",),
     "HeadroomFit": ("model", "vae"),
     "HeadroomCompare": (),

@@ -201,6 +201,39 @@ picture. Its plan stands on its face, its chart beside it; sampler and VAE Decod
             "9.steps": 8,
         },
     ),
+    "train_lora": Template(
+        title="Train a LoRA on a small card",
+        about="""
+**Training Memory** lays a gradient checkpoint around every block of the model: a training step keeps what goes into
+each block and computes the block again in its backward. Memory holds one block's activations instead of all; a step
+takes about a third longer, and the gradients are the same bits.
+
+- *Train LoRA*'s own `gradient_checkpointing` makes the whole model one checkpoint and saves next to nothing. It does
+  not act within these blocks: leave it on or off.
+- The **Memory Report** behind it shows what a step took, what the plan had predicted, and what it would have been
+  without checkpoints.
+- With `plan` at `budget` as little is computed again as fits `vram_budget_gb`.
+- For a set of pictures put *Load Image-Text (from Folder)* in place of picture and prompt.
+""",
+        stages={
+            "Model and picture": "1 2 3",
+            "Latent, text, plan": "4 5 6",
+            "Training": "7",
+            "What it took": "8 9",
+        },
+        values={
+            "1.ckpt_name": SD15,
+            "2.image": "example.png",
+            "5.text": "a portrait of an astronaut",
+            "3.width": 512,
+            "3.height": 512,
+            **strips("4"),
+            "7.steps": 100,
+            "7.rank": 8,
+            "7.training_dtype": "bf16",
+            "7.lora_dtype": "bf16",
+        },
+    ),
     "wan_text_to_video": Template(
         title="Wan 2.1 text to video, decoded without seams",
         about="""
