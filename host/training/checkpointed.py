@@ -131,6 +131,10 @@ def _run(
     return result
 
 
+def ask_whether_cancelled() -> None:
+    comfy.model_management.throw_exception_if_processing_interrupted()
+
+
 @contextmanager
 def replaced_forward(module: nn.Module, run: Callable[..., Any]) -> Iterator[None]:
     """A module's forward is ``run`` with the forward that it had; whatever happens, it has that again afterwards."""
@@ -147,7 +151,7 @@ def _run_own(
     block: nn.Module, alone: Sequence[nn.Module], forward: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """A block's own forward, as in the call around it when it is run again, unless the user has cancelled."""
-    comfy.model_management.throw_exception_if_processing_interrupted()
+    ask_whether_cancelled()
     with ExitStack() as stack:
         stack.enter_context(_plain(block))
         for part in alone:

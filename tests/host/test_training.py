@@ -1,16 +1,24 @@
 """Blocks behind checkpoints in the host's own training: the same adapter, the model as it was."""
 
+import itertools
+import re
 from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
+from comfy import model_management
 from comfy.ldm.modules import attention
 from comfy.patcher_extension import WrapperExecutor
+from comfy.weight_adapter import adapter_maps
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointError
 
 from headroom.attention import parse_blocks
+from headroom.host.measure.runs import LOG
+from headroom.host.measure.wrappers import measure_sampling
+from headroom.host.training import checkpointed
 from headroom.host.training.checkpointed import BehindCheckpoints, apply_checkpoints
 from headroom.host.training.plan import (
     ATTENTION,
@@ -22,10 +30,9 @@ from headroom.host.training.plan import (
     TrainingPlan,
 )
 
-from ..nightly import grid
-from . import diffusion_models
-from .families import FAMILIES, Family
-from .training import train, training_node
+from ..nightly import grid, some_of
+from .families import FAMILIES, Family, sample, stock_latents
+from .training import loadable, train, training_node
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ALL = parse_blocks("all")
@@ -40,15 +47,6 @@ PLANS = {
 }
 TRAINED = [name for name in FAMILIES if name != "cosmos_predict2"]  # which the host cannot: an operator has no gradient
 IN_PLACE = {"flux", "flux2", "chroma", "ltxv", "hunyuan_video", "qwen_image"}
-
-
-def loaded(family: Family) -> Any:
-    """A model that the host's node can load for itself once more."""
-    model = family.load()
-    if model.cached_patcher_init is None:
-        model = model.clone()
-        model.cached_patcher_init = (lambda disable_dynamic: diffusion_models.load.__wrapped__(family.file), ())
-    return model
 
 
 def with_one_attention(model: Any) -> Any:
@@ -68,8 +66,8 @@ def test_the_adapter_is_the_same_bits(name: str, plan: str) -> None:
     """As without checkpoints; of families that write to what autograd has saved, which it refuses, it saves copies."""
     node, family = training_node(), FAMILIES[name]
     with saved_tensors_hooks(Tensor.clone, lambda saved: saved) if name in IN_PLACE else nullcontext():
-        expected = train(node, with_one_attention(loaded(family)), family, noise(family), "fp32")
-    ours = train(node, apply_checkpoints(loaded(family), PLANS[plan])[0], family, noise(family), "fp32")
+        expected = train(node, with_one_attention(loadable(family)), family, noise(family), "fp32")
+    ours = train(node, apply_checkpoints(loadable(family), PLANS[plan])[0], family, noise(family), "fp32")
     assert any(value.abs().max() > 0 for value in expected.values())
     assert ours.keys() == expected.keys()
     assert not [key for key in expected if not torch.equal(ours[key], expected[key])]
@@ -78,7 +76,7 @@ def test_the_adapter_is_the_same_bits(name: str, plan: str) -> None:
 def test_the_hosts_checkpoints_within_ours_are_left_out() -> None:
     """At any depth: theirs within ours would be computed three times, ours within theirs would save nothing."""
     node, family = training_node(), FAMILIES["flux"]
-    model = apply_checkpoints(loaded(family), PLANS["pairs"])[0]
+    model = apply_checkpoints(loadable(family), PLANS["pairs"])[0]
     expected = train(node, model, family, noise(family), "fp32")
     for depth in (1, 2, 3):
         both = train(node, model, family, noise(family), "fp32", gradient_checkpointing=True, checkpoint_depth=depth)
@@ -88,10 +86,171 @@ def test_the_hosts_checkpoints_within_ours_are_left_out() -> None:
 def test_the_hosts_own_checkpoint_learns_something_else_of_flux() -> None:
     """What a block writes to is saved by its norm before: computed again, it is overwritten, and nobody asks."""
     node, family = training_node(), FAMILIES["flux"]
-    right = train(node, apply_checkpoints(loaded(family), PLANS["each"])[0], family, noise(family), "fp32")
-    stock = train(node, with_one_attention(loaded(family)), family, noise(family), "fp32", gradient_checkpointing=True)
+    right = train(node, apply_checkpoints(loadable(family), PLANS["each"])[0], family, noise(family), "fp32")
+    stock = train(
+        node, with_one_attention(loadable(family)), family, noise(family), "fp32", gradient_checkpointing=True
+    )
     away = {key: float((stock[key] - right[key]).norm() / right[key].norm()) for key in right if right[key].norm()}
     assert max(away.values()) > 0.01
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    **{algorithm: {"algorithm": algorithm} for algorithm in adapter_maps},
+    "beside the weights": {"bypass_mode": True},
+    "gradients of two steps": {"grad_accumulation_steps": 2},
+    "buckets": {"bucket_mode": True},
+    "Adam": {"optimizer": "Adam"},
+    "bfloat16": {"training_dtype": "bf16", "lora_dtype": "bf16"},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whatever_is_trained(way: str) -> None:
+    node, family, changes = training_node(), FAMILIES["z_image"], WAYS[way]
+    found = {one.id: one for one in node.GET_SCHEMA().inputs}
+    if not changes.keys() <= found.keys() or changes.get("algorithm", "LoRA") not in found["algorithm"].options:
+        pytest.skip("this ComfyUI has no such choice")
+    expected, ours = (
+        train(node, model, family, noise(family), **{"dtype": "fp32", **changes})
+        for model in (
+            with_one_attention(loadable(family)),
+            apply_checkpoints(loadable(family), PLANS["pairs"])[0],
+        )
+    )
+    assert any(value.abs().max() > 0 for value in expected.values())
+    assert not [key for key in expected if not torch.equal(ours[key], expected[key])]
+
+
+# ------------------------------------------------------------------------------------------------- what a step takes
+
+
+def measured(family: Family, plan: TrainingPlan | None, steps: int = 2) -> tuple[Any, int]:
+    """The row of a training by a plan, or without checkpoints, and the bytes of what was trained."""
+    x = family.latent(24 * family.reach, 24 * family.reach)
+    x = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    model = with_one_attention(loadable(family))
+    if plan is None:
+        measure_sampling(model)
+    else:
+        model, _ = apply_checkpoints(model, plan)
+    copies = plan is None and family.file in {FAMILIES[name].file for name in IN_PLACE}
+    with saved_tensors_hooks(Tensor.clone, lambda saved: saved) if copies else nullcontext():
+        lora = train(training_node(), model, family, x, "fp32", optimizer="AdamW", steps=steps)
+    row = LOG.rows("", "")[-1]
+    return row, sum(one.nbytes for one in lora.values())
+
+
+@pytest.mark.parametrize(("name", "plan"), grid(["flux", "z_image", "qwen_image", "sd15", "wan21"], ["each", "pairs"]))
+def test_it_takes_what_was_predicted(name: str, plan: str) -> None:
+    """Of small models, where texts and what lies outside of the blocks are a large part."""
+    row, _ = measured(FAMILIES[name], PLANS[plan])
+    assert (row.work, row.outcome) == ("training", "done")
+    assert row.predicted.live == pytest.approx(row.live, rel=0.025)
+
+
+@pytest.mark.parametrize("name", some_of(["flux", "z_image", "sd15", "qwen_image"], 2))
+@pytest.mark.parametrize("share", some_of([0.3, 0.6, 0.1], 2))
+def test_a_budget_is_kept_and_used(name: str, share: float) -> None:
+    family = FAMILIES[name]
+    (least, adapter), (most, _) = measured(family, PLANS["each"]), measured(family, None)
+    wanted = least.live + share * (most.live - least.live)
+    budget = int(least.predicted.weights + adapter + wanted)
+    row, _ = measured(family, TrainingPlan(BUDGET, ALL, budget=budget), steps=3)
+    assert row.live <= 1.02 * wanted
+    assert row.live > least.live
+    (computed_again,) = (int(found[1]) for line in row.lines if (found := re.search(r"(\d+)% of their forward", line)))
+    assert computed_again < 100
+
+
+def test_too_small_a_budget_names_the_least() -> None:
+    family = FAMILIES["flux"]
+    with pytest.raises(
+        ValueError, match=r"^vram_budget_gb: this training needs 0\.\d+ GB at least, 0\.02 GB are allowed"
+    ):
+        measured(family, TrainingPlan(BUDGET, ALL, budget=2**30 // 50))
+
+
+# ------------------------------------------------------------------------------------------------ what does not stay
+
+
+def test_an_attention_that_looks_at_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's own checkpoint finds that something else was computed the second time; ours computes the same."""
+    node, family = training_node(), FAMILIES["z_image"]
+    x = torch.randn(family.latent(256, 256).shape, generator=torch.Generator().manual_seed(1))
+    expected = train(node, with_one_attention(loadable(family)), family, x, "fp32")
+    heads = family.load().model.diffusion_model.layers[0].attention.n_local_heads
+    true = model_management.get_free_memory
+
+    def free(device: torch.device | None = None, torch_free_too: bool = False) -> Any:
+        """In the backward less than in the forward, so that the host goes by 256 rows of queries."""
+        if not torch_free_too:
+            return true(device)
+        in_the_backward = torch._C._current_graph_task_id() != -1
+        return (1_600_000 * heads if in_the_backward else 2**34, 0)
+
+    monkeypatch.setattr(model_management, "get_free_memory", free)
+    assert attention.optimized_attention is attention.attention_sub_quad
+    with pytest.raises(CheckpointError):
+        train(node, loadable(family), family, x, "fp32", gradient_checkpointing=True)
+    ours = train(node, apply_checkpoints(loadable(family), PLANS["each"])[0], family, x, "fp32")
+    assert not [key for key in expected if not torch.equal(ours[key], expected[key])]
+
+
+@pytest.mark.parametrize(
+    "error", [KeyboardInterrupt, torch.OutOfMemoryError, model_management.InterruptProcessingException]
+)
+@pytest.mark.parametrize("call", some_of([1, 4, 8, 9, 12, 16, 20], 2))
+def test_a_run_that_ends_early_leaves_the_model_as_it_was(
+    call: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the forward of any step or in the backward, where blocks run again."""
+    node, family = training_node(), FAMILIES["flux"]
+    model, _ = apply_checkpoints(loadable(family), PLANS["each"])
+    before = {key: value.clone() for key, value in model.model.state_dict().items()}
+    expected = train(node, model, family, noise(family), "fp32")
+    asked = itertools.count(1)
+
+    def ends() -> None:
+        if next(asked) == call:
+            raise error
+
+    with monkeypatch.context() as changed:
+        changed.setattr(checkpointed, "ask_whether_cancelled", ends)
+        with pytest.raises(error):
+            train(node, model, family, noise(family), "fp32")
+    assert all(torch.equal(value, before[key]) for key, value in model.model.state_dict().items())
+    assert not any("forward" in vars(module) for module in model.model.modules())
+    again = train(node, model, family, noise(family), "fp32")
+    assert not [key for key in expected if not torch.equal(again[key], expected[key])]
+
+
+def test_a_sampling_is_not_changed() -> None:
+    family = FAMILIES["flux"]
+    ours, _ = apply_checkpoints(family.load(), PLANS["each"])
+    assert torch.equal(sample(ours, family), stock_latents("flux"))
+
+
+# ---------------------------------------------------------------------------------------------------- what is refused
+
+
+def test_blocks_that_are_not_there() -> None:
+    with pytest.raises(
+        ValueError, match=r"^blocks: 'single:40' names none of this model's blocks; it has double 2, single 4$"
+    ):
+        apply_checkpoints(FAMILIES["flux"].load(), TrainingPlan(EVERY_BLOCK, parse_blocks("single:40")))
+
+
+def test_feed_forwards_that_are_not_there() -> None:
+    with pytest.raises(ValueError, match=r"^plan: the blocks of this model that were chosen have no feed-forward part"):
+        apply_checkpoints(FAMILIES["flux"].load(), TrainingPlan(FEED_FORWARD, parse_blocks("single")))
+
+
+def test_the_report_names_blocks_and_attention() -> None:
+    _, report = apply_checkpoints(FAMILIES["flux"].load(), PLANS["pairs"])
+    assert report.startswith(
+        "Training Memory · Flux: blocks double 2, single 4 · every k-th block, 2 at a time\n3 checkpoints; "
+    )
+    assert "attention: torch's instead of ComfyUI's sub_quad" in report
 
 
 @pytest.mark.parametrize("name", ["flux", "sd15"])

@@ -8,12 +8,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from . import diffusion_models
 from .families import Family
 
 
 def training_node() -> Any:
     """Skips the test where the host has none."""
     return pytest.importorskip("comfy_extras.nodes_train", reason="this ComfyUI has no training node").TrainLoraNode
+
+
+def loadable(family: Family) -> Any:
+    """A model that the host's node can load for itself once more."""
+    model = family.load().clone()
+    if model.cached_patcher_init is None:
+        model.cached_patcher_init = (lambda disable_dynamic: diffusion_models.load.__wrapped__(family.file), ())
+    return model
 
 
 def defaults(node: Any) -> dict[str, Any]:
@@ -36,4 +45,6 @@ def train(
     torch.manual_seed(0)  # the LoRA's first weights are drawn from the global generator
     with torch.inference_mode():
         result = node.execute([model], [{"samples": latents}], [family.conditioning(1)], **settings).result
-    return next(part for part in result if isinstance(part, dict) and any("lora" in key for key in part))
+    return next(
+        part for part in result if isinstance(part, dict) and all(isinstance(one, Tensor) for one in part.values())
+    )
