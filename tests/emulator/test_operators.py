@@ -295,3 +295,17 @@ class TestRefused:
         x = drawn(6, 8)
         assert torch.equal(x.to(DEVICE)[INDEX].cpu(), x[INDEX])
         assert torch.equal(x.to(DEVICE)[x > 0].cpu(), x[x > 0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(3, 5, 16), (16,)])
+def test_the_gradient_of_a_fused_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """CUDA has one kernel for it; the CPU's autograd puts it together of others."""
+    x, weight = drawn(*shape).to(dtype), drawn(16).to(dtype)
+    found = []
+    for device, wide in ((DEVICE, dtype), (torch.device("cpu"), torch.float64)):
+        inputs = [one.detach().to(device, wide).requires_grad_() for one in (x, weight)]
+        torch.nn.functional.rms_norm(inputs[0], (16,), inputs[1], 1e-6).sin().sum().backward()
+        found.append([one.grad.cpu().double() for one in inputs])
+    for ours, exact in zip(*found):
+        assert (ours - exact).norm() / exact.norm() < (1e-6 if dtype == torch.float32 else 1e-2)

@@ -1,4 +1,5 @@
-// Kernels that only CUDA has, by the CPU's: fused attention with CUDA's many results, and cuDNN's batch norm.
+// Kernels that only CUDA has, by the CPU's: fused attention with CUDA's many results, cuDNN's batch norm, the
+// gradient of a fused norm.
 #include <ATen/ATen.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
@@ -104,6 +105,27 @@ std::tuple<Tensor, Tensor, Tensor> batch_norm_backward(const Tensor& input, cons
                                                        const Tensor&) {
   return at::native_batch_norm_backward(gradient, input, weight, mean, variance, saved_mean, saved_variance, true, epsilon,
                                         {true, true, true});
+}
+
+// Zhang & Sennrich, "Root mean square layer normalization" (arXiv 1910.07467), equation 4, differentiated.
+std::tuple<Tensor, Tensor> rms_norm_backward(const Tensor& gradient, const Tensor& input, at::IntArrayRef shape,
+                                             const Tensor& scale, const std::optional<Tensor>& weight,
+                                             std::array<bool, 2> wanted) {
+  std::vector<std::int64_t> last, others;
+  const std::int64_t behind = std::int64_t(shape.size());
+  for (std::int64_t d = 0; d < input.dim(); d++) (d < input.dim() - behind ? others : last).push_back(d);
+  const at::ScalarType wide = at::promote_types(input.scalar_type(), at::kFloat);
+  Tensor normed = input.to(wide) * scale, outer = gradient.to(wide), of_input, of_weight;
+  const bool has_weight = weight && weight->defined();
+  if (wanted[1] && has_weight) {
+    Tensor each = outer * normed;
+    of_weight = (others.empty() ? each : each.sum(others)).to(weight->scalar_type());
+  }
+  if (wanted[0]) {
+    if (has_weight) outer = outer * weight->to(wide);
+    of_input = (scale * (outer - normed * (outer * normed).mean(last, true))).to(input.scalar_type());
+  }
+  return {of_input, of_weight};
 }
 
 }  // namespace device

@@ -56,6 +56,8 @@ int replace_kernels() {
   library->impl("copy_", TORCH_FN(copy));
   library->impl("cudnn_batch_norm", TORCH_FN(batch_norm));
   library->impl("cudnn_batch_norm_backward", TORCH_FN(batch_norm_backward));
+  static auto* on_cpu = new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  on_cpu->impl("_fused_rms_norm_backward", TORCH_FN(rms_norm_backward));
   return replaced;
 }
 

@@ -29,7 +29,7 @@ void switch_cpu_allocator();
 
 // The boxed function that stands in the place of every kernel of the device.
 void run(const c10::OperatorHandle& op, torch::jit::Stack* stack);
-// Kernels that only CUDA has: fused attention and cuDNN's batch norm.
+// Kernels that only CUDA has: fused attention, cuDNN's batch norm, the gradient of a fused norm.
 void run_attention(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> batch_norm(
     const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&,
@@ -38,6 +38,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> batch_norm_backward(
     const at::Tensor&, const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
     const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, const std::optional<at::Tensor>&, double,
     const at::Tensor&);
+// Of tensors on the CPU, whose autograd takes another way.
+std::tuple<at::Tensor, at::Tensor> rms_norm_backward(const at::Tensor&, const at::Tensor&, at::IntArrayRef,
+                                                     const at::Tensor&, const std::optional<at::Tensor>&,
+                                                     std::array<bool, 2>);
 at::Tensor& copy(at::Tensor& self, const at::Tensor& source, bool non_blocking);
 
 // "aten::add.Tensor" and the like, of every operator that torch knows.

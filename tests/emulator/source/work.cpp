@@ -61,7 +61,8 @@ Traits read(const c10::FunctionSchema& schema) {
                        (!count_scratch && (starts(name, "aten::convolution") || name == "aten::_convolution" ||
                                            starts(name, "aten::_scaled_dot_product_flash_attention_for_cpu") ||
                                            starts(name, "aten::upsample_nearest") ||
-                                           name == "aten::_fused_rms_norm"));
+                                           name == "aten::_fused_rms_norm" ||
+                                           name == "aten::_fused_rms_norm_backward"));
   // Statistics of the whole map, then an elementwise kernel over it (ATen/native/cuda/group_norm_kernel.cu).
   traits.reads_twice = name == "aten::native_group_norm";
   traits.product = product_of(name);

@@ -1,0 +1,74 @@
+"""A LoRA trained on the card by the host's own node, its blocks behind checkpoints: late and raced, in less memory."""
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from comfy.cli_args import args as host_arguments
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from headroom.attention import parse_blocks
+from headroom.host.measure.runs import LOG
+from headroom.host.measure.wrappers import measure_sampling
+from headroom.host.training.checkpointed import apply_checkpoints
+from headroom.host.training.plan import BUDGET, EVERY_BLOCK, EVERY_KTH, TrainingPlan
+
+from ..host.families import FAMILIES
+from ..host.training import loadable, train, training_node
+from .conftest import Card
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ALL = parse_blocks("all")
+EACH = TrainingPlan(EVERY_BLOCK, ALL)
+
+
+@pytest.fixture(autouse=True)
+def _in_single_precision() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(host_arguments, "fp32_unet", True)
+        yield
+
+
+def trained(name: str, plan: TrainingPlan | None, copies: bool = False) -> tuple[dict[str, Tensor], Any]:
+    """The LoRA of two steps, and the row of the run log."""
+    family = FAMILIES[name]
+    model = loadable(family)
+    if plan is None:
+        measure_sampling(model)
+    else:
+        model, _ = apply_checkpoints(model, plan)
+    x = family.latent(16 * family.reach, 16 * family.reach)
+    x = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
+    with saved_tensors_hooks(Tensor.clone, lambda saved: saved) if copies else nullcontext():
+        lora = train(training_node(), model, family, x, "fp32", optimizer="AdamW", steps=3)
+    torch.cuda.synchronize()
+    return lora, LOG.rows("", "")[-1]
+
+
+@pytest.mark.parametrize("name", ["flux", "z_image"])
+def test_the_adapter_is_the_same_bits_late_and_raced(card: Card, name: str) -> None:
+    card.set()
+    expected, without = trained(name, None, copies=name == "flux")
+    card.set(lazy=True, races=True)
+    ours, row = trained(name, EACH)
+    assert not card.races
+    assert not [key for key in expected if not torch.equal(ours[key], expected[key])]
+    assert row.live < without.live / 2
+
+
+@pytest.mark.parametrize("plan", [EACH, TrainingPlan(EVERY_KTH, ALL, k=2)], ids=str)
+def test_it_takes_what_was_predicted(card: Card, plan: TrainingPlan) -> None:
+    card.set()
+    _, row = trained("z_image", plan)
+    assert row.predicted.activations == pytest.approx(row.live, rel=0.05)
+
+
+def test_a_budget_is_kept(card: Card) -> None:
+    card.set()
+    (_, least), (_, most) = trained("z_image", EACH), trained("z_image", None)
+    wanted = (least.live + most.live) / 2
+    _, row = trained("z_image", TrainingPlan(BUDGET, ALL, budget=int(least.predicted.weights + wanted)))
+    assert least.live < row.live <= 1.02 * wanted
