@@ -1621,22 +1621,63 @@ WORKFLOWS = (
         "unit/test_training_checkpoints.py",
         (
             "checkpoints: what was changed in place is taken for what the block gave",
-            "output() is leaf and leaf._version == version",
+            "output() is leaf and _version(leaf) == version",
             "output() is leaf",
         ),
-        ("checkpoints: a run again has random numbers of its own", "torch.set_rng_state(self.random)", "pass"),
-        ("checkpoints: what is filled again stays", "value, self.value = self.value, None", "value = self.value"),
+        (
+            "checkpoints: what is filled again stays",
+            "            self.value = None\n        return",
+            "            pass\n        return",
+        ),
+        (
+            "checkpoints: a kept tensor that was written to is taken",
+            "return self.value is not None and _version(self.value) == self._version",
+            "return self.value is not None",
+        ),
         (
             "checkpoints: all behind one is filled at once",
             "                place.segment = inner",
-            "                place.value = tensor.detach()",
+            "                place.fill(tensor)",
         ),
+    ),
+    *_of(
+        "training/surroundings.py",
+        "unit/test_training_checkpoints.py",
+        ("checkpoints: a run again has random numbers of its own", "torch.set_rng_state(self.random)", "pass"),
     ),
     *_of(
         "host/training/checkpointed.py",
         "host/test_training.py",
-        ("training: the host's checkpoints stay within ours", "    with _plain(block):", "    if True:"),
-        ("training: blocks keep our forward", "block.__dict__.pop(FORWARD, None)", "pass"),
+        ("training: the host's checkpoints stay within ours", "stack.enter_context(_plain(block))", "pass"),
+        ("training: blocks keep our forward", "module.__dict__.pop(FORWARD, None)", "pass"),
+    ),
+    *_of(
+        "host/training/budget.py",
+        "host/test_training.py",
+        (
+            "training: a budget is for activations alone",
+            "self._asked.budget - held.total",
+            "self._asked.budget",
+        ),
+        ("training: latents and texts are not predicted", "given=LATENTS * self.x.nbytes", "given=0 * self.x.nbytes"),
+    ),
+    *_of(
+        "host/training/attention.py",
+        "host/test_training.py",
+        (
+            "training: attention by the free memory runs again otherwise",
+            "if func.__name__ in BY_FREE_MEMORY:",
+            "if False:",
+        ),
+    ),
+    *_of(
+        "host/training/costs.py",
+        "host/test_training.py",
+        (
+            "training: runs without data count as the training's",
+            "with answering({}), _disable_current_modes():",
+            "with answering({}):",
+        ),
     ),
     *_of(
         "training/optimal.py",

@@ -4,7 +4,7 @@ On plain tensors: chains of blocks, plans of checkpoints, and the plan that comp
 """
 
 from .chain import BlockCost, Checkpoints, StepCost, every, spent
-from .checkpoint import CheckpointedChain, ComputedOtherwise, Written, run_alone
+from .checkpoint import CheckpointedChain, ComputedOtherwise, WrittenPlaces, run_alone
 from .optimal import StepDoesNotFit, least_recomputation, least_room
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "ComputedOtherwise",
     "StepCost",
     "StepDoesNotFit",
-    "Written",
+    "WrittenPlaces",
     "every",
     "least_recomputation",
     "least_room",

@@ -25,7 +25,7 @@ from .chain import Checkpoints, first_and_last
 from .surroundings import Surroundings
 
 #: Of a block's number and the shapes that go into it: which of the tensors that it saves are written to later.
-Written = dict[tuple[int, tuple[torch.Size, ...]], set[int]]
+WrittenPlaces = dict[tuple[int, tuple[torch.Size, ...]], set[int]]
 
 
 class ComputedOtherwise(RuntimeError):
@@ -37,10 +37,10 @@ class CheckpointedChain:
 
     Args:
         plan: which blocks are kept, and which lie behind a checkpoint. A block that it does not name is kept.
-        written: what is learnt of the chain and good for its next forward, see :class:`Written`.
+        written: what is learnt of the chain and good for its next forward, see :class:`WrittenPlaces`.
     """
 
-    def __init__(self, plan: Checkpoints, written: Written | None = None) -> None:
+    def __init__(self, plan: Checkpoints, written: WrittenPlaces | None = None) -> None:
         self._behind, self._segments = segments_of(plan), dict[Checkpoints, _Segment]()
         self._written = {} if written is None else written
 

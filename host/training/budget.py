@@ -30,7 +30,7 @@ LATENTS = 10  # that the host's training holds in a step: noise and pictures, of
 
 
 @dataclass
-class Held:
+class HeldInTraining:
     """Bytes on the device throughout a step, activations of the blocks not among them.
 
     Attributes:
@@ -187,11 +187,11 @@ class _FirstStep:
             return None
         return [self._costs.chain[number] for number in range(count)]
 
-    def held(self, result: Any) -> Held:
+    def held(self, result: Any) -> HeldInTraining:
         learnt, weights = self._learnt(result), (*self.base.parameters(), *self.base.buffers())
         adapter = sum(one.nbytes for one in learnt)
         states = STATES.get(type(self.optimizer).__name__, MOST_STATES)
-        return Held(
+        return HeldInTraining(
             weights=sum(_sizes(one for one in weights if one.device == self.device).values()),
             adapter=adapter,
             gradients=adapter,
@@ -208,7 +208,7 @@ class _FirstStep:
         found = trainable([one for one in tree_leaves(result) if isinstance(one, Tensor)])
         return [one for one in found if one is not self.x]
 
-    def predicted(self, held: Held, cost: StepCost) -> None:
+    def predicted(self, held: HeldInTraining, cost: StepCost) -> None:
         if self.row is not None:
             peak = held.beside_weights + cost.peak
             self.row.predicted = Prediction(held.weights, peak, peak, operator="backward")
@@ -231,7 +231,7 @@ def _sizes(tensors: Iterable[Tensor]) -> dict[int, int]:
     }
 
 
-def _too_small(budget: int, least: int, held: Held) -> str:
+def _too_small(budget: int, least: int, held: HeldInTraining) -> str:
     needed = held.total + least
     return (
         f"vram_budget_gb: this training needs {format_gb(needed)} at least, {format_gb(budget)} are allowed"

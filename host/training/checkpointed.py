@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...memory.units import format_gb
-from ...training import CheckpointedChain, Written, run_alone
+from ...training import CheckpointedChain, WrittenPlaces, run_alone
 from ..core.compat import OVERRIDE
 from ..core.internals import find
 from ..core.wrapper_kinds import APPLY_MODEL
@@ -83,7 +83,7 @@ class BehindCheckpoints:
 
     def __init__(self, plan: TrainingPlan, blocks: TrainedBlocks) -> None:
         self.plan, self.blocks = plan, blocks
-        self._written: Written = {}
+        self._written: WrittenPlaces = {}
         self._budget = TrainingBudget(plan, blocks)
 
     def summary(self) -> str:

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...memory.prediction import DOCUMENTED, Card, LiveBytes, fake_mode, fake_tensor, predict
-from ...training import BlockCost, CheckpointedChain, Written
+from ...training import BlockCost, CheckpointedChain, WrittenPlaces
 from ..prediction.host_answers import answering
 
 
@@ -72,7 +72,7 @@ def cost_of(forward: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, 
         given_args, given_kwargs = _without_data((args, kwargs), card.device)
 
     def run(tracker: LiveBytes) -> None:
-        written: Written = {}
+        written: WrittenPlaces = {}
         with torch.enable_grad():
             _measured(tracker, forward, given_args, given_kwargs, written)  # learns what the block writes to
             found.append(_measured(tracker, forward, given_args, given_kwargs, written))
@@ -83,7 +83,9 @@ def cost_of(forward: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, 
     return found[0]
 
 
-def _measured(tracker: LiveBytes, forward: Callable[..., Any], args: Any, kwargs: Any, written: Written) -> BlockCost:
+def _measured(
+    tracker: LiveBytes, forward: Callable[..., Any], args: Any, kwargs: Any, written: WrittenPlaces
+) -> BlockCost:
     into = list[Tensor]()
 
     def as_given(tensor: Tensor) -> Tensor:

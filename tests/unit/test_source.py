@@ -19,9 +19,9 @@ FLOORS = (
     {"core"},
     {"measure", "chunks"},
     {"video"},
-    {"sampling", "attention", "casting", "offload", "training", "vae"},
+    {"sampling", "attention", "casting", "offload", "vae"},
     {"prediction"},
-    {"planning", "streaming"},
+    {"planning", "streaming", "training"},
     {"workflow", "video_files"},
     {"server"},
 )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headroom.memory.prediction import LiveBytes
-from headroom.training import BlockCost, CheckpointedChain, Checkpoints, ComputedOtherwise, Written, every, spent
+from headroom.training import BlockCost, CheckpointedChain, Checkpoints, ComputedOtherwise, WrittenPlaces, every, spent
 from headroom.training import checkpoint as checkpoints
 
 COUNT, WIDTH = 6, 16
@@ -60,7 +60,7 @@ def gradients(
     plan: Checkpoints | None,
     between: Between = lambda number, image: None,
     times: int = 1,
-    written: Written | None = None,
+    written: WrittenPlaces | None = None,
 ) -> list[Tensor]:
     """Of a loss by all parameters and inputs.
 
@@ -145,7 +145,7 @@ def test_blocks_that_write_to_what_goes_into_them(plan: Checkpoints, times: int)
     for block in plain:
         block.forward = adding(block)
     expected = gradients(plain, None, times=times)
-    written: Written = {}
+    written: WrittenPlaces = {}
     for _ in range(3):
         require_same(gradients(chain, plan, times=times, written=written), expected)
 
