@@ -175,7 +175,8 @@ class _Drawing:
         """In the order of the definition, not of the slots."""
         for one in inputs_of(self.known[node["class_type"]], node["inputs"]):
             if one.is_widget and one.kind != in_browser().COMPARE:
-                yield node["inputs"].get(one.name, one.default)
+                value = node["inputs"].get(one.name, one.default)
+                yield (one.default or 0) if is_link(value) else value  # behind a link the widget keeps its own
                 yield from [CONTROL] if one.has_control else []
                 yield from ["image"] if one.options.get("image_upload") else []
 
