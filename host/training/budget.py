@@ -16,7 +16,7 @@ from ...memory import Row
 from ...memory.prediction import CannotPredict, Prediction
 from ...memory.prediction.live_bytes import inner_tensors
 from ...memory.units import MB, format_bytes, format_gb
-from ...training import Checkpoints, StepCost, StepDoesNotFit, least_recomputation, spent
+from ...training import Checkpoints, StepCost, StepDoesNotFit, WrittenPlaces, least_recomputation, spent
 from ..measure.runs import notice
 from ..measure.wrappers import OPTIMIZER, ROW
 from ..prediction.stages import own_card
@@ -85,15 +85,23 @@ class RunningStep:
 
 
 class TrainingBudget:
-    """Of one MODEL: what its steps take, by the shapes that go into it.
+    """Of one MODEL: what the steps of a training take, by the shapes that go into it.
 
     The first step of a size runs as if there was no budget, with a checkpoint around every block; it tells what the
     rest of the network keeps, and what the blocks would by a plan.
+
+    Attributes:
+        written: what the blocks write to that autograd has saved, as far as the training has shown.
     """
 
     def __init__(self, plan: TrainingPlan, blocks: TrainedBlocks) -> None:
         self._asked, self._blocks = plan, blocks
-        self._plans: dict[tuple[torch.Size, torch.dtype], Checkpoints] = {}
+        self._forget(None)
+
+    def _forget(self, run: Row | None) -> None:
+        """Another training may have another adapter and optimizer."""
+        self._run, self._plans = run, dict[tuple[torch.Size, torch.dtype], Checkpoints]()
+        self.written: WrittenPlaces = {}
 
     @contextmanager
     def step(self, base: nn.Module, x: Tensor, inputs: Any, options: dict[str, Any]) -> Iterator[RunningStep]:
@@ -105,6 +113,8 @@ class TrainingBudget:
             inputs: whatever else does.
             options: of the host's, for the blocks.
         """
+        if options.get(ROW) is not self._run:
+            self._forget(options.get(ROW))
         key = (x.shape, x.dtype)
         if key in self._plans:
             yield RunningStep(self._plans[key])

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ...memory.units import format_gb
-from ...training import CheckpointedChain, WrittenPlaces, run_alone
+from ...training import CheckpointedChain, run_alone
 from ..core.compat import OVERRIDE
 from ..core.internals import find
 from ..core.wrapper_kinds import APPLY_MODEL
@@ -41,6 +41,8 @@ def apply_checkpoints(model: ModelPatcher, plan: TrainingPlan) -> tuple[ModelPat
     blocks = TrainedBlocks.of(network)
     if not any(blocks.are_in(plan.selection)):
         raise ValueError(f"blocks: '{plan.selection.text}' names none of this model's blocks; it has {blocks.lists}")
+    if plan.kind == BUDGET and plan.selection.text != "all":
+        raise ValueError("blocks: a budget is planned over all blocks; write all, or choose another plan")
     if plan.kind == FEED_FORWARD and not any(BehindCheckpoints(plan, blocks).alone_in(network)):
         raise ValueError(
             "plan: the blocks of this model that were chosen have no feed-forward part of their own; choose every block"
@@ -83,7 +85,6 @@ class BehindCheckpoints:
 
     def __init__(self, plan: TrainingPlan, blocks: TrainedBlocks) -> None:
         self.plan, self.blocks = plan, blocks
-        self._written: WrittenPlaces = {}
         self._budget = TrainingBudget(plan, blocks)
 
     def summary(self) -> str:
@@ -98,7 +99,7 @@ class BehindCheckpoints:
         with ExitStack() as stack:
             stack.enter_context(_plain(network))
             step = stack.enter_context(self._budget.step(base, args[0], (args[1:OPTIONS], kwargs), options))
-            chain = CheckpointedChain(step.plan, self._written)
+            chain = CheckpointedChain(step.plan, self._budget.written)
             for number, (path, alone) in enumerate(zip(self.blocks.paths, self.alone_in(network))):
                 block = network.get_submodule(path)
                 stack.enter_context(replaced_forward(block, partial(_run, chain, step, number, block, alone)))

@@ -199,6 +199,24 @@ class TestOffload:
             client.run(ours, progress=cancel)
         assert latent_bytes(client, client.run(ours)) == alone
 
+    def test_a_training_that_is_cancelled_and_run_again(self, client: Client, small_picture: str) -> None:
+        """It ends at its next block; ComfyUI itself asks nowhere in a training."""
+        graph = json.loads((WORKFLOWS[0].parent / "train_lora.json").read_text())
+        graph["2"]["inputs"]["image"] = small_picture
+        graph["3"]["inputs"] |= {"width": 64, "height": 64}
+        short = json.loads(json.dumps(graph))
+        graph["7"]["inputs"]["steps"] = 1000
+        cancelled = threading.Event()
+
+        def cancel(progress: Any) -> None:
+            if progress.node_type == "TrainLoraNode" and progress.value >= 2 and not cancelled.is_set():
+                cancelled.set()
+                threading.Thread(target=client.interrupt).start()
+
+        with pytest.raises(PromptInterrupted):
+            client.run(graph, progress=cancel)
+        assert "training · " in report_of(client.run(short), "8")
+
     def test_too_small_a_budget_names_the_least(self, client: Client) -> None:
         graph = text_to_image(seed=53)
         graph["10"] = node("HeadroomOffload", model=["1", 0], vram_budget_gb=0.001, granularity="leaf")

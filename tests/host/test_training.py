@@ -157,9 +157,19 @@ def test_a_budget_is_kept_and_used(name: str, share: float) -> None:
     budget = int(least.predicted.weights + adapter + wanted)
     row, _ = measured(family, TrainingPlan(BUDGET, ALL, budget=budget), steps=3)
     assert row.live <= 1.02 * wanted
-    assert row.live > least.live
+    assert row.live >= least.live  # of three blocks there may be no plan between
     (computed_again,) = (int(found[1]) for line in row.lines if (found := re.search(r"(\d+)% of their forward", line)))
-    assert computed_again < 100
+    assert computed_again < 100 or len(TrainedBlocks.of(family.load().model.diffusion_model).paths) < 4
+
+
+def test_another_training_of_the_same_model_is_planned_anew() -> None:
+    node, family = training_node(), FAMILIES["z_image"]
+    model, _ = apply_checkpoints(loadable(family), PLANS["each"])
+    predicted = []
+    for rank in (2, 8):
+        train(node, model, family, noise(family), "fp32", rank=rank)
+        predicted.append(LOG.rows("", "")[-1].predicted.live)
+    assert predicted[0] < predicted[1]
 
 
 def test_too_small_a_budget_names_the_least() -> None:
@@ -238,6 +248,11 @@ def test_blocks_that_are_not_there() -> None:
         ValueError, match=r"^blocks: 'single:40' names none of this model's blocks; it has double 2, single 4$"
     ):
         apply_checkpoints(FAMILIES["flux"].load(), TrainingPlan(EVERY_BLOCK, parse_blocks("single:40")))
+
+
+def test_a_budget_for_some_blocks() -> None:
+    with pytest.raises(ValueError, match=r"^blocks: a budget is planned over all blocks; write all, or choose another"):
+        apply_checkpoints(FAMILIES["flux"].load(), TrainingPlan(BUDGET, parse_blocks("double"), budget=2**33))
 
 
 def test_feed_forwards_that_are_not_there() -> None:
