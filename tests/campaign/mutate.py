@@ -20,6 +20,7 @@ WORDS = (
 )  # fmt: skip
 SHAPES = ("width", "height", "length", "batch_size")
 SIZES = (16, 24, 32, 40, 64, 72, 96, 1, 2, 5, 9, 0, -8, 10**9, 10**15)
+TURNS, MOST_TURNS = ("steps", "grad_accumulation_steps"), 8  # of a training, which nobody is to wait for
 # The host's samplers compute as many noise levels as steps divided by this: a billion for 1e-9, which no cancel ends.
 LEAST_DENOISE = 1e-4
 MOST_WORK = 256 * 256 * 4  # pixels, of sizes that the host takes: a case is to be short
@@ -44,6 +45,9 @@ def work(workflow: Workflow) -> float:
         most = max(most, math.prod(numbers))
         denoise = node["inputs"].get("denoise", 1)
         if isinstance(denoise, (int, float)) and 0 < denoise < LEAST_DENOISE:
+            return math.inf
+        turns = [node["inputs"].get(name, 1) for name in TURNS]
+        if node.get("class_type") == "TrainLoraNode" and math.prod(n for n in turns if isinstance(n, int)) > MOST_TURNS:
             return math.inf
     return most
 
