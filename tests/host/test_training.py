@@ -12,6 +12,7 @@ from comfy.ldm.modules import attention
 from comfy.patcher_extension import WrapperExecutor
 from comfy.weight_adapter import adapter_maps
 from torch import Tensor
+from torch._guards import detect_fake_mode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointError
 
@@ -140,7 +141,7 @@ def measured(family: Family, plan: TrainingPlan | None, steps: int = 2) -> tuple
     return row, sum(one.nbytes for one in lora.values())
 
 
-@pytest.mark.parametrize(("name", "plan"), grid(["flux", "z_image", "qwen_image", "sd15", "wan21"], ["each", "pairs"]))
+@pytest.mark.parametrize(("name", "plan"), some_of(grid(["flux", "z_image", "wan21", "sd15"], ["each", "pairs"]), 2))
 def test_it_takes_what_was_predicted(name: str, plan: str) -> None:
     """Of small models, where texts and what lies outside of the blocks are a large part."""
     row, _ = measured(FAMILIES[name], PLANS[plan])
@@ -148,8 +149,8 @@ def test_it_takes_what_was_predicted(name: str, plan: str) -> None:
     assert row.predicted.live == pytest.approx(row.live, rel=0.025)
 
 
-@pytest.mark.parametrize("name", some_of(["flux", "z_image", "sd15", "qwen_image"], 2))
-@pytest.mark.parametrize("share", some_of([0.3, 0.6, 0.1], 2))
+@pytest.mark.parametrize("name", some_of(["z_image", "sd15", "qwen_image", "flux"], 3))
+@pytest.mark.parametrize("share", some_of([0.3, 0.6, 0.1], 3))
 def test_a_budget_is_kept_and_used(name: str, share: float) -> None:
     family = FAMILIES[name]
     (least, adapter), (most, _) = measured(family, PLANS["each"]), measured(family, None)
@@ -206,10 +207,10 @@ def test_an_attention_that_looks_at_the_free_memory(monkeypatch: pytest.MonkeyPa
     assert not [key for key in expected if not torch.equal(ours[key], expected[key])]
 
 
-@pytest.mark.parametrize(
-    "error", [KeyboardInterrupt, torch.OutOfMemoryError, model_management.InterruptProcessingException]
-)
-@pytest.mark.parametrize("call", some_of([1, 4, 8, 9, 12, 16, 20], 2))
+ENDS = [torch.OutOfMemoryError, model_management.InterruptProcessingException]
+
+
+@pytest.mark.parametrize(("call", "error"), grid(some_of([1, 4, 8, 9, 12, 16, 20], 3), ENDS))
 def test_a_run_that_ends_early_leaves_the_model_as_it_was(
     call: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +222,7 @@ def test_a_run_that_ends_early_leaves_the_model_as_it_was(
     asked = itertools.count(1)
 
     def ends() -> None:
-        if next(asked) == call:
+        if detect_fake_mode() is None and next(asked) == call:  # what is run without data takes no memory
             raise error
 
     with monkeypatch.context() as changed:
