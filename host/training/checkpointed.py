@@ -58,9 +58,10 @@ def apply_checkpoints(model: ModelPatcher, plan: TrainingPlan) -> tuple[ModelPat
 def _report(network: nn.Module, plan: TrainingPlan, blocks: TrainedBlocks) -> Iterator[str]:
     yield f"Training Memory · {type(network).__name__}: blocks {blocks.lists} · {plan}"
     behind = [part for part in plan.checkpoints(blocks) if isinstance(part, tuple)]
+    by_blocks = f"{len(behind)} checkpoints; a step computes what lies behind them twice, the rest once"
     yield {
-        EVERY_BLOCK: f"{len(behind)} checkpoints; a step computes what lies behind them twice, the rest once",
-        EVERY_KTH: f"{len(behind)} checkpoints; a step computes what lies behind them twice, the rest once",
+        EVERY_BLOCK: by_blocks,
+        EVERY_KTH: by_blocks,
         ATTENTION: "the attention of these blocks is computed twice, the rest once",
         FEED_FORWARD: "the feed-forward of these blocks is computed twice, the rest once",
         BUDGET: f"the first step of each size has {len(behind)} checkpoints; from the second on there are as few as fit"

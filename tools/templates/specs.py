@@ -206,7 +206,7 @@ picture. Its plan stands on its face, its chart beside it; sampler and VAE Decod
         about="""
 **Training Memory** lays a gradient checkpoint around every block of the model: a training step keeps what goes into
 each block and computes the block again in its backward. Memory holds one block's activations instead of all; a step
-takes about a third longer, and the gradients are the same bits.
+computes about a third more, and the gradients are the same bits.
 
 - *Train LoRA*'s own `gradient_checkpointing` makes the whole model one checkpoint and saves next to nothing. It does
   not act within these blocks: leave it on or off.
