@@ -23,6 +23,9 @@ class BlockCost:
         saved: what its forward keeps for its backward, bytes, :attr:`given` among them, what goes in not.
         forward, backward: FLOPs.
         forward_work, backward_work: bytes beside that while they run, at most.
+        released: bytes of :attr:`saved` that only the next block needs: a block that is run again lets them go.
+        copied: bytes of :attr:`saved` that are copies of what goes in, which the block writes to: one that is run again
+            got such a copy, and keeps none.
     """
 
     given: int
@@ -31,6 +34,17 @@ class BlockCost:
     backward: float
     forward_work: int = 0
     backward_work: int = 0
+    released: int = 0
+    copied: int = 0
+
+    def stays(self, again: bool, is_last: bool) -> int:
+        """Bytes that it keeps until its backward.
+
+        Args:
+            again: it lies behind a checkpoint and is run again.
+            is_last: of those that are run again together.
+        """
+        return self.saved - again * (self.copied + is_last * self.released)
 
 
 @dataclass(frozen=True)
@@ -91,12 +105,12 @@ class _Walk:
         self.held = self.peak = 0
         self.again = 0.0
 
-    def through(self, plan: Checkpoints) -> None:
+    def through(self, plan: Checkpoints, again: bool = False) -> None:
         """Forward; what the plan keeps is held then."""
         for part in plan:
             if isinstance(part, int):
                 self._see(self.chain[part].saved + self.chain[part].forward_work)
-                self.held += self.chain[part].saved
+                self.held += self.chain[part].stays(again, part == plan[-1])
                 continue
             first, last = first_and_last(part)
             before = 0  # of the block before, if it lies behind the same checkpoint
@@ -105,22 +119,22 @@ class _Walk:
                 before = block.given
             self.held += self.chain[last].given
 
-    def back(self, plan: Checkpoints) -> None:
+    def back(self, plan: Checkpoints, again: bool = False) -> None:
         """Backward; nothing of the plan is held then. The gradient of what the last block gave is there."""
         for part in reversed(plan):
             if isinstance(part, int):
                 block, into = self.chain[part], self.chain[part - 1].given if part else 0
                 self._see(block.given + into + block.backward_work)
-                self.held -= block.saved
+                self.held -= block.stays(again, part == plan[-1])
                 continue
             first, last = first_and_last(part)
             self.held -= self.chain[last].given  # what goes into the next block, which is done
             self.again += sum(block.forward for block in self.chain[first : last + 1])
             # The gradient waits while they are run again.
             self.held += self.chain[last].given
-            self.through(part)
+            self.through(part, again=True)
             self.held -= self.chain[last].given
-            self.back(part)
+            self.back(part, again=True)
 
     def _see(self, more: int) -> None:
         self.peak = max(self.peak, self.held + more)

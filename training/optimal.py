@@ -84,11 +84,15 @@ class _Needs:
     def end(self, last: int | None) -> int:
         return self.count - 1 if last is None else last
 
+    def stays(self, first: int, last: int | None) -> int:
+        """Of a block whose forward is kept."""
+        return self.chain[first].stays(last is not None, first == last)
+
     def to_keep(self, first: int, last: int | None) -> int:
         """To run a block whose forward is kept, and its backward later on."""
         block, into = self.chain[first], self.chain[first - 1].given if first else 0
         forward = block.saved + block.forward_work + self.waits(last)
-        return max(forward, block.saved + block.given + into + block.backward_work)
+        return max(forward, self.stays(first, last) + block.given + into + block.backward_work)
 
     @cached_property
     def _passing(self) -> list[list[int]]:
@@ -121,7 +125,7 @@ class _Rooms:
         kept = needs.to_keep(first, last)
         if first == end:
             return kept, KEEP
-        found = [(max(kept, self.chain[first].saved + self.least(first + 1, last)), KEEP)]
+        found = [(max(kept, needs.stays(first, last) + self.least(first + 1, last)), KEEP)]
         for behind in range(first + 1, end + 1):
             rest = self.chain[behind - 1].given + self.least(behind, last)
             room = max(needs.to_pass(first, behind, last), rest, self.least(first, behind - 1))
@@ -169,7 +173,7 @@ class _Tables:
             self.cost[part] = np.zeros(self.slots)
             self.cost[part][: self._in_slots(kept)] = np.inf
         else:
-            self.cost[part] = self._after((first + 1, last), self.chain[first].saved, kept)
+            self.cost[part] = self._after((first + 1, last), needs.stays(first, last), kept)
         self.choice[part] = np.full(self.slots, KEEP, dtype=np.int16)
         for behind in range(first + 1, end + 1):
             cost = self._after((behind, last), self.chain[behind - 1].given, needs.to_pass(first, behind, last))
@@ -190,4 +194,4 @@ class _Tables:
             return (self.plan(first, behind - 1, slots), *rest)
         if first == self.needs.end(last):
             return (first,)
-        return (first, *self.plan(first + 1, last, slots - self._in_slots(self.chain[first].saved)))
+        return (first, *self.plan(first + 1, last, slots - self._in_slots(self.needs.stays(first, last))))

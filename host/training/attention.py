@@ -19,7 +19,7 @@ from ..core.internals import find
 BY_FREE_MEMORY = ("attention_split", "attention_sub_quad")
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainedAttention:
     """An override of the host's attention in a training.
 

@@ -84,9 +84,9 @@ class BehindCheckpoints:
     that of the whole network would keep nothing of what lies within, and have all of it at once in the backward.
     """
 
-    def __init__(self, plan: TrainingPlan, blocks: TrainedBlocks) -> None:
+    def __init__(self, plan: TrainingPlan, blocks: TrainedBlocks, budget: Any = None) -> None:
         self.plan, self.blocks = plan, blocks
-        self._budget = TrainingBudget(plan, blocks)
+        self._budget = budget or TrainingBudget(plan, blocks)
 
     def summary(self) -> str:
         """A line for reports."""
@@ -105,15 +105,21 @@ class BehindCheckpoints:
                 block = network.get_submodule(path)
                 stack.enter_context(replaced_forward(block, partial(_run, chain, step, number, block, alone)))
             behind = self.plan.selection if self.plan.kind == ATTENTION else None
-            options[OVERRIDE] = TrainedAttention(options.get(OVERRIDE), behind, self.blocks.ends)
+            attention = TrainedAttention(options.get(OVERRIDE), behind, self.blocks.ends)
+            options[OVERRIDE], step.attention = attention, attention
             return step.finish(executor(*args[:OPTIONS], options, *args[OPTIONS + 1 :], **kwargs))
 
     def alone_in(self, network: nn.Module) -> list[list[nn.Module]]:
         """Of each block, the parts that lie behind checkpoints of their own."""
-        return [
-            list(feed_forwards(network.get_submodule(path))) if chosen and self.plan.kind == FEED_FORWARD else []
-            for path, chosen in zip(self.blocks.paths, self.blocks.are_in(self.plan.selection))
-        ]
+        return alone_in(network, self.blocks, self.plan)
+
+
+def alone_in(network: nn.Module, blocks: TrainedBlocks, plan: TrainingPlan) -> list[list[nn.Module]]:
+    """By a plan."""
+    return [
+        list(feed_forwards(network.get_submodule(path))) if chosen and plan.kind == FEED_FORWARD else []
+        for path, chosen in zip(blocks.paths, blocks.are_in(plan.selection))
+    ]
 
 
 def _run(
@@ -126,9 +132,9 @@ def _run(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    run = partial(_run_own, block, alone, forward)
+    run = partial(run_own, block, alone, forward)
     step.before(number, block, run, args, kwargs)
-    result = chain.run(number, run, *args, **kwargs)
+    result = chain.run(number, run, *args, **kwargs) if step.instead is None else step.instead()
     step.after(result)
     return result
 
@@ -149,7 +155,7 @@ def replaced_forward(module: nn.Module, run: Callable[..., Any]) -> Iterator[Non
         module.__dict__ |= {} if before is None else {FORWARD: before}
 
 
-def _run_own(
+def run_own(
     block: nn.Module, alone: Sequence[nn.Module], forward: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:
     """A block's own forward, as in the call around it when it is run again, unless the user has cancelled."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
@@ -22,17 +24,21 @@ class BlockCosts:
 
     Args:
         card: that the training runs on.
+        held: tensors without data that are there anyway, such as the weights; they are not counted.
 
     Attributes:
         chain: a block's cost by its number.
+        result: without data, what the last block gave that was added.
         given: bytes of what goes into the first block or into several, and of the gradients of the latter: they are
             there until the last of them is done.
     """
 
-    def __init__(self, card: Card) -> None:
+    def __init__(self, card: Card, held: Sequence[Tensor] = ()) -> None:
         self.chain: dict[int, BlockCost] = {}
-        self.given, self._readers, self._first = 0, dict[Hashable, int](), set[Hashable]()
-        self._card, self._known = card, dict[Hashable, BlockCost]()
+        self.result: Any = None
+        self.given, self._first = 0, set[Hashable]()
+        self._readers: dict[Hashable, tuple[weakref.ref[Any] | None, int]] = {}
+        self._card, self._held, self._known = card, held, dict[Hashable, tuple[BlockCost, Any]]()
 
     def add(self, number: int, block: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Before a block's call.
@@ -45,47 +51,87 @@ class BlockCosts:
         """
         kind = (type(block), _shapes((args, kwargs)), _shapes(list(block.parameters())))
         if kind not in self._known:
-            self._known[kind] = cost_of(forward, args, kwargs, self._card)
-        cost = self._known[kind]
-        # The plan counts the gradient of what goes in for itself.
-        into = self.chain[number - 1].given if number - 1 in self.chain else 0
-        self.chain[number] = replace(cost, backward_work=max(0, cost.backward_work - into))
+            self._known[kind] = cost_of(
+                forward, args, kwargs, self._card, self._held, (*block.parameters(), *block.buffers())
+            )
+        (cost, self.result), into = self._known[kind], 0
         for tensor in tensors_in((args, kwargs)):
-            key = (tensor.untyped_storage()._cdata, tensor._version)
-            turn = self._readers[key] = self._readers.get(key, 0) + 1
-            size = tensor.untyped_storage().nbytes()
+            key, turn, size = *self._turn(tensor), tensor.untyped_storage().nbytes()
             if turn == 1 and not number:
                 self._first.add(key)
                 self.given += size
+            elif turn == 1 and tensor.requires_grad:
+                into += tensor.nbytes
             if turn == 2:
-                self.given += size * (key not in self._first) + tensor.nbytes * tensor.requires_grad
+                # Of a part of a tensor autograd makes a gradient as large as the whole, and adds it to the one that
+                # is there.
+                gradient = tensor.nbytes if tensor.nbytes == size else 2 * size
+                self.given += size * (key not in self._first) + gradient * tensor.requires_grad
+        if number - 1 in self.chain:
+            into = self._hands_on(number - 1, into)
+        # The plan counts the gradient of what goes in for itself.
+        self.chain[number] = replace(cost, backward_work=max(0, cost.backward_work - into))
+
+    def _turn(self, tensor: Tensor) -> tuple[Hashable, int]:
+        """A storage as it is written now, and how many blocks have read it."""
+        storage = tensor.untyped_storage()
+        key = (storage._cdata, tensor._version)
+        known, turn = self._readers.get(key, (None, 0))
+        turn = turn + 1 if known is not None and known() is not None else 1  # else it was another one in this place
+        self._readers[key] = weakref.ref(storage), turn
+        return key, turn
+
+    def _hands_on(self, number: int, into: int) -> int:
+        """Between two blocks more may come to what the first gives, as a UNet's output blocks get its input blocks'."""
+        before = self.chain[number]
+        more = max(0, into - before.given)
+        self.chain[number] = replace(before, given=before.given + more, saved=before.saved + more)
+        return before.given + more
 
 
-def cost_of(forward: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], card: Card) -> BlockCost:
+def cost_of(
+    forward: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    card: Card,
+    held: Sequence[Tensor] = (),
+    weights: Sequence[Tensor] = (),
+) -> tuple[BlockCost, Any]:
     """Of a call with a gradient, that of its trainable weights among it; ``backward_work`` with that of what goes in.
+    And what it gives, without data.
+
+    Args:
+        held: as for :class:`BlockCosts`.
+        weights: of the block.
 
     Raises:
         CannotPredict: it looks at its data.
     """
-    mode, found = fake_mode(), list[BlockCost]()
+    # Of a model without data, its weights are in a mode already.
+    mode, found = detect_fake_mode((args, kwargs)) or fake_mode(), list[tuple[BlockCost, Any]]()
     with mode:
         given_args, given_kwargs = _without_data((args, kwargs), card.device)
+    there = [*tensors_in((given_args, given_kwargs)), *held]
 
     def run(tracker: LiveBytes) -> None:
         written: WrittenPlaces = {}
         with torch.enable_grad():
-            _measured(tracker, forward, given_args, given_kwargs, written)  # learns what the block writes to
-            found.append(_measured(tracker, forward, given_args, given_kwargs, written))
+            cost, shapes, learnt = _measured(tracker, forward, given_args, given_kwargs, written)
+            real = [one for one in (*weights, *learnt) if type(one) in (Tensor, nn.Parameter)]
+            if real or any(written.values()):  # what is there, and what the block writes to, is known from now on
+                tracker.leave_out([*there, *map(mode.from_tensor, real)])
+                cost, shapes, _ = _measured(tracker, forward, given_args, given_kwargs, written)
+            found.append((cost, shapes))
 
     # A report follows the training's own tensors meanwhile, and these are not among them.
     with answering({}), _disable_current_modes():
-        predict(mode, card, (), run, DOCUMENTED, given=(given_args, given_kwargs))
+        predict(mode, card, (), run, DOCUMENTED, given=there)
     return found[0]
 
 
 def _measured(
     tracker: LiveBytes, forward: Callable[..., Any], args: Any, kwargs: Any, written: WrittenPlaces
-) -> BlockCost:
+) -> tuple[BlockCost, Any, list[Tensor]]:
     into = list[Tensor]()
 
     def as_given(tensor: Tensor) -> Tensor:
@@ -101,23 +147,70 @@ def _measured(
     given = [one for one in tree_leaves(result) if isinstance(one, Tensor) and one.requires_grad]
     saved, most, forward_flops = tracker.live - start, tracker.peak - start, tracker.flops - flops
     tracker.end_stretch(so_far)
-    gradients = [torch.empty_like(one) for one in given]
     sizes = sum(one.nbytes for one in given)
-    flops, so_far = tracker.flops, tracker.begin_stretch()
-    leaves = [*into, *trainable(given)]
-    del result
-    kept = torch.autograd.grad(given, leaves, gradients, allow_unused=True)
+    flops = tracker.flops
+    learnt, end = trainable(given), _End.apply(*given)
+    shapes = _with_tensors(_shaped, result)
+    del result, given
+    released = start + saved - tracker.live
+    del args, kwargs
+    copied = start + saved - released - tracker.live
+    so_far = tracker.begin_stretch()
+    kept = torch.autograd.grad(end, [*into, *learnt], allow_unused=True)
     back, backward_flops = tracker.peak - start, tracker.flops - flops
     tracker.end_stretch(so_far)
     del kept
-    return BlockCost(
+    cost = BlockCost(
         given=sizes,
         saved=max(saved, sizes),
+        released=released,
+        copied=copied,
         forward=forward_flops,
         backward=backward_flops,
         forward_work=max(0, most - max(saved, sizes)),
-        backward_work=max(0, back - max(saved, sizes) - sizes),
+        backward_work=max(0, back - saved + released + copied - sizes),
     )
+    return cost, shapes, [one for one in learnt if all(one is not other for other in into)]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """Of a tensor."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    needs_gradient: bool
+
+
+def like(shapes: Any) -> Any:
+    """Tensors of what :attr:`BlockCosts.result` tells, as if a block had given them. Call it in a fake mode."""
+
+    def made(value: Any) -> Any:
+        if not isinstance(value, _Shape):
+            return value
+        tensor = torch.empty_strided(value.size, value.stride, dtype=value.dtype, device=value.device)
+        return tensor.requires_grad_().clone() if value.needs_gradient else tensor
+
+    return tree_map(made, shapes)
+
+
+def _shaped(tensor: Tensor) -> Any:
+    return _Shape(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+
+
+class _End(torch.autograd.Function):
+    """Has the gradients of what a block gives come from the block behind it: nobody else holds them."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Tensor) -> Tensor:
+        ctx.shapes = [(one.shape, one.dtype, one.device) for one in given]
+        return torch.empty((), device=given[0].device)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> tuple[Tensor, ...]:
+        return tuple(torch.empty(shape, dtype=dtype, device=device) for shape, dtype, device in ctx.shapes)
 
 
 def trainable(results: Sequence[Tensor]) -> list[Tensor]:

@@ -12,8 +12,9 @@ from .giving_up import GivenUp, is_asked, require_wanted, while_wanted
 from .live_bytes import LiveBytes
 from .numbers import forecast_numbers
 from .plans import QUALITIES, Fit, Loss, SamplingPlan, VAEPlan, choose
-from .predict import CannotPredict, Prediction, predict
+from .predict import CannotPredict, Prediction, explained, predict
 from .repeats import Repeats
+from .training import STATES, TrainingForecast, TrainingWay
 from .workspace import DOCUMENTED, Workspaces
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "DOCUMENTED",
     "GPU_CHOICES",
     "QUALITIES",
+    "STATES",
     "THIS_MACHINE",
     "Calibration",
     "CannotPredict",
@@ -36,10 +38,13 @@ __all__ = [
     "Repeats",
     "SamplingPlan",
     "Stage",
+    "TrainingForecast",
+    "TrainingWay",
     "VAEPlan",
     "Verdict",
     "Workspaces",
     "choose",
+    "explained",
     "fake_copy",
     "fake_mode",
     "fake_tensor",

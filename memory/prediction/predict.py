@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,14 +117,8 @@ def predict(
         if card.is_cuda:  # elsewhere this machine's torch chooses the same kernel by itself
             stack.enter_context(fused)
         stack.enter_context(tracker)
-        try:
+        with explained(lambda: _where(tracker)):
             work(tracker)
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise CannotPredict(f"{error.func} depends on data{_where(tracker)}") from error
-        except (RuntimeError, TypeError, NotImplementedError, AttributeError, KeyError) as error:
-            # The code cannot handle tensors without data, or the inputs are wrong with data too.
-            said = str(error).strip().partition("\n")[0]
-            raise CannotPredict(f"{type(error).__name__}{_where(tracker)}: {said}") from error
     return Prediction(
         weights=held,
         activations=tracker.peak - held,
@@ -138,6 +132,26 @@ def predict(
         flops=tracker.flops,
         seconds=time.perf_counter() - start,
     )
+
+
+@contextlib.contextmanager
+def explained(where: Callable[[], str] = str) -> Iterator[None]:
+    """Around work without data: what goes wrong there is told as one error.
+
+    Args:
+        where: it did, as " in a.module"; or nothing.
+
+    Raises:
+        CannotPredict: an operator whose result or shape depends on data, or code that fails without them.
+    """
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise CannotPredict(f"{error.func} depends on data{where()}") from error
+    except (RuntimeError, TypeError, NotImplementedError, AttributeError, KeyError) as error:
+        # The code cannot handle tensors without data, or the inputs are wrong with data too.
+        said = str(error).strip().partition("\n")[0]
+        raise CannotPredict(f"{type(error).__name__}{where()}: {said}") from error
 
 
 def _where(tracker: LiveBytes) -> str:

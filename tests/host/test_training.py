@@ -125,7 +125,7 @@ def test_whatever_is_trained(way: str) -> None:
 # ------------------------------------------------------------------------------------------------- what a step takes
 
 
-def measured(family: Family, plan: TrainingPlan | None, steps: int = 2) -> tuple[Any, int]:
+def measured(family: Family, plan: TrainingPlan | None, steps: int = 2, **changes: Any) -> tuple[Any, int]:
     """The row of a training by a plan, or without checkpoints, and the bytes of what was trained."""
     x = family.latent(24 * family.reach, 24 * family.reach)
     x = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
@@ -136,17 +136,20 @@ def measured(family: Family, plan: TrainingPlan | None, steps: int = 2) -> tuple
         model, _ = apply_checkpoints(model, plan)
     copies = plan is None and family.file in {FAMILIES[name].file for name in IN_PLACE}
     with saved_tensors_hooks(Tensor.clone, lambda saved: saved) if copies else nullcontext():
-        lora = train(training_node(), model, family, x, "fp32", optimizer="AdamW", steps=steps)
+        lora = train(training_node(), model, family, x, "fp32", **{"optimizer": "AdamW", "steps": steps, **changes})
     row = LOG.rows("", "")[-1]
     return row, sum(one.nbytes for one in lora.values())
 
 
-@pytest.mark.parametrize(("name", "plan"), some_of(grid(["flux", "z_image", "wan21", "sd15"], ["each", "pairs"]), 2))
+PREDICTED = grid(["flux", "z_image", "wan21", "sd15"], ["each", "pairs", "attention", "feed-forward"])
+
+
+@pytest.mark.parametrize(("name", "plan"), some_of(PREDICTED, 2))
 def test_it_takes_what_was_predicted(name: str, plan: str) -> None:
     """Of small models, where texts and what lies outside of the blocks are a large part."""
     row, _ = measured(FAMILIES[name], PLANS[plan])
     assert (row.work, row.outcome) == ("training", "done")
-    assert row.predicted.live == pytest.approx(row.live, rel=0.025)
+    assert row.predicted.live == pytest.approx(row.live, rel=0.02)
 
 
 @pytest.mark.parametrize("name", some_of(["z_image", "sd15", "qwen_image", "flux"], 3))

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -17,6 +18,7 @@ def chain_of(count: int, seed: int) -> list[BlockCost]:
         BlockCost(
             given=(given := draw(1, 40) * 1000), saved=given + draw(0, 200) * 1000, forward=draw(1, 50),
             backward=draw(1, 100), forward_work=draw(0, 60) * 1000, backward_work=draw(0, 60) * 1000,
+            **{("released", "copied")[draw(0, 1)]: draw(0, 1) * given},
         )
         for _ in range(count)
     ]  # fmt: skip
@@ -59,6 +61,18 @@ def test_a_step_is_followed_by_hand() -> None:
     assert spent(chain, ((0, 1), 2)).again == 5.0
     assert spent(chain, ((0,), (1,), (2,))).again == 10.0
     assert spent(chain, (((0,), 1), 2)).again == 7.0
+
+
+def test_what_is_run_again_keeps_less() -> None:
+    """Neither what only the next block needs, nor copies of what it writes to."""
+    plain = [BlockCost(4, 9, 2.0, 4.0, 0, 0)] * 2
+    released = [replace(block, released=3) for block in plain]
+    copied = [replace(block, copied=2) for block in plain]
+    # Backward of the last: what both keep, the gradient that comes and the one that goes.
+    assert spent(plain, ((0, 1),)).peak == 9 + 9 + 4 + 4
+    assert spent(released, ((0, 1),)).peak == 9 + 9 - 3 + 4 + 4
+    assert spent(copied, ((0, 1),)).peak == 9 - 2 + 9 - 2 + 4 + 4
+    assert spent(released, (0, 1)).peak == spent(copied, (0, 1)).peak == spent(plain, (0, 1)).peak
 
 
 @pytest.mark.parametrize("plan", [(0, 1), (0, 2, 1), ((0, 1), 1, 2), (0, (1, 2), 3)])
