@@ -21,8 +21,8 @@ class Conditions(NamedTuple):
     guided: bool = True
 
 
-FIT, VAE, ESTIMATE, COMPARE, REPORT = (
-    "HeadroomFit", "HeadroomVAE", "HeadroomEstimate", "HeadroomCompare", "HeadroomReport",
+FIT, VAE, ESTIMATE, COMPARE, REPORT, TRAINING_ESTIMATE = (
+    "HeadroomFit", "HeadroomVAE", "HeadroomEstimate", "HeadroomCompare", "HeadroomReport", "HeadroomTrainingEstimate",
 )  # fmt: skip
 OUR_DECODE, OUR_ENCODE = "HeadroomVAEDecode", "HeadroomVAEEncode"
 # A latent straight to a file, and a file straight to a latent.
@@ -32,6 +32,7 @@ LOW_MEMORY = (OUR_DECODE, OUR_ENCODE, TO_FILE, FROM_FILE)  # what is a low-memor
 GUIDED_SAMPLER = "SamplerCustomAdvanced"
 SAMPLERS = ("KSampler", "KSamplerAdvanced", "SamplerCustom", GUIDED_SAMPLER)
 GUIDERS = {"BasicGuider": Conditions("conditioning", None, guided=False), "CFGGuider": Conditions()}
+TRAIN = "TrainLoraNode"
 DECODE, TILED_DECODE = "VAEDecode", "VAEDecodeTiled"
 DECODES = (DECODE, TILED_DECODE, OUR_DECODE)
 ENCODES = ("VAEEncode", "VAEEncodeTiled", OUR_ENCODE)

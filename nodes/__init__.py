@@ -28,6 +28,7 @@ FILES = {
     "HeadroomCastCLIP": "cast",
     "HeadroomOffload": "offload",
     "HeadroomTraining": "training",
+    "HeadroomTrainingEstimate": "training_estimate",
     "HeadroomEstimate": "estimate",
     "HeadroomFit": "fit",
     "HeadroomCompare": "compare",

@@ -2,7 +2,7 @@
 const NAME = "memory";
 const ROW_HEIGHT = 18;
 const MARGIN = 6;
-const COLOURS = { weights: "#3d5a80", before: "#3d5a80", activations: "#4ea1ff", growth: "#4ea1ff", streamed: null };
+const COLOURS = { weights: "#3d5a80", before: "#3d5a80", activations: "#4ea1ff", growth: "#4ea1ff", adapter: "#7a5195", outside: "#f4a259", streamed: null };
 const HATCHED = "repeating-linear-gradient(135deg, #3d5a80 0 2px, transparent 2px 6px)";
 const LIMIT = "#ff5d5d";
 const EMPTY = "Memory: no numbers before a run";

@@ -8,11 +8,12 @@ const NODES = new Set([
   "HeadroomCastCLIP",
   "HeadroomOffload",
   "HeadroomTraining",
+  "HeadroomTrainingEstimate",
   "HeadroomEstimate",
   "HeadroomFit",
   "HeadroomCompare",
 ]);
-const WITH_BAR = new Set(["HeadroomReport", "HeadroomEstimate", "HeadroomFit"]);
+const WITH_BAR = new Set(["HeadroomReport", "HeadroomEstimate", "HeadroomTrainingEstimate", "HeadroomFit"]);
 const WIDGET = "text";
 
 function show(node, output) {

@@ -19,7 +19,8 @@ VIDEO_NODES = ("HeadroomVAEDecodeVideo", "HeadroomVAEEncodeVideo")
 CAST = ("HeadroomCast", "HeadroomCastCLIP")
 FIT, ESTIMATE, COMPARE, REPORT = ("HeadroomFit",), ("HeadroomEstimate",), ("HeadroomCompare",), ("HeadroomReport",)
 LOCAL, OFFLOAD, TRAINING = ("HeadroomLocalAttention",), ("HeadroomOffload",), ("HeadroomTraining",)
-PREDICTING = (*ESTIMATE, *FIT)
+TRAINING_ESTIMATE = ("HeadroomTrainingEstimate",)
+PREDICTING = (*ESTIMATE, *FIT, *TRAINING_ESTIMATE)
 
 
 @dataclass(frozen=True)
@@ -120,13 +121,13 @@ INTERNALS: tuple[Internal, ...] = (
     *_needed((*PREDICTING, *COMPARE), "comfy.sample:fix_empty_latent_channels"),
     *_needed((*COMPARE, *FIT, *VAE, *VIDEO_NODES), f"{_MANAGEMENT}soft_empty_cache"),
     *_needed(
-        (*CAST, *COMPARE, *FIT, *VAE, *VIDEO_NODES),
+        (*CAST, *COMPARE, *FIT, *VAE, *VIDEO_NODES, *TRAINING_ESTIMATE),
         "comfy.utils:ProgressBar",
         f"{_MANAGEMENT}current_loaded_models",
         f"{_MANAGEMENT}free_memory",
     ),
     *_needed(
-        (*CAST, *COMPARE, *FIT, *VAE, *VIDEO_NODES, *TRAINING),
+        (*CAST, *COMPARE, *FIT, *VAE, *VIDEO_NODES, *TRAINING, *TRAINING_ESTIMATE),
         f"{_MANAGEMENT}throw_exception_if_processing_interrupted",
     ),
     *_needed(REPORT, f"{_MANAGEMENT}get_torch_device"),

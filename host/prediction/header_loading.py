@@ -81,7 +81,7 @@ def loading_headers(mode: FakeTensorMode, card: Card) -> Iterator[None]:
         "load_models_gpu": lambda *_, **__: None,
     }
     loader = replaced(comfy.utils, "load_torch_file", load_torch_file)
-    with answering(answers), loader, _older_forms(), mode, replaced(nn.Module, "_apply", _apply_by_exchange):
+    with answering(answers), loader, _older_forms(), mode, replaced(nn.Module, "_apply", apply_by_exchange):
         yield
 
 
@@ -113,12 +113,12 @@ def _held(tensor: Tensor) -> Description:
     return description
 
 
-def _apply_by_exchange(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+def apply_by_exchange(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
     """``Module.to`` and its like: torch's own writes into the parameters, which those without data do not allow."""
     for part in module.modules() if recurse else (module,):
         for name, parameter in part._parameters.items():
-            if parameter is not None:
-                part._parameters[name] = nn.Parameter(function(parameter.data), requires_grad=False)
+            if parameter is not None and (moved := function(data := parameter.data)) is not data:
+                part._parameters[name] = nn.Parameter(moved, requires_grad=False)
         for name, buffer in part._buffers.items():
             if buffer is not None:
                 part._buffers[name] = function(buffer)

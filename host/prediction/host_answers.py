@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import wraps
+from types import ModuleType
 from typing import Any
 
 import comfy.model_management as model_management
@@ -70,6 +71,29 @@ def replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[No
         yield
     finally:
         setattr(owner, name, true)
+
+
+@contextmanager
+def seen_here(module: ModuleType, name: str, value: Any) -> Iterator[None]:
+    """A variable of one of the host's modules has another value for this thread; others see, and set, its own."""
+    if not hasattr(module, name):  # an older host
+        yield
+        return
+    here, kind = threading.local(), type(module)
+    here.inside = True
+
+    def read(_: ModuleType) -> Any:
+        return value if getattr(here, "inside", False) else vars(module)[name]
+
+    def write(_: ModuleType, other: Any) -> None:
+        vars(module)[name] = other
+
+    # torch's and Python's own way to have a property of a module: its class may be exchanged.
+    module.__class__ = type(kind.__name__, (kind,), {name: property(read, write)})
+    try:
+        yield
+    finally:
+        module.__class__ = kind
 
 
 def free_memory_answer(card: Card, tracker: LiveBytes | None = None, elsewhere: int = 0) -> Callable[..., Any]:

@@ -11,11 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._pytree import tree_iter
 
-from ...graph.kinds import DECODES, ENCODES, FIT, GUIDED_SAMPLER, GUIDERS, SAMPLERS, TO_FILE, VAE
+from ...graph.kinds import DECODES, ENCODES, FIT, GUIDED_SAMPLER, GUIDERS, SAMPLERS, TO_FILE, TRAIN, VAE
 from ...graph.prompt import Prompt, in_order, is_link, parents_in
 from ...graph.settings import FitSettings
 from ...memory.prediction import (
@@ -38,16 +36,18 @@ from ..prediction.header_loading import loading_headers
 from ..prediction.stages import Question, coding_stage, first_part, notes_of, sampling_stage, tiled_arguments
 from ..prediction.text import predict_encoding
 from ..prediction.vae import Coding
+from ..training.estimate import training_stage
+from ..training.settings import TrainingSettings
+from ..training.without_data import Training
 from ..vae.settings import VAESettings
 from ..vae.wrapper import LowMemoryVAE, low_memory_vae
 from .calling import Nodes, Outputs, first_line, outputs
 from .inputs import Guided, Inputs, NotFollowed
 from .kinds import LOADERS, PLAIN, SAME, SETTINGS, TEXT, is_neutral
 from .packed import GGUF_LOADERS, tell_of_gguf
-from .shapes import latent_like, pixels_like
+from .shapes import latent_like, of_this_world, pixels_like
 
 NOTHING = (None,) * 8  # outputs that are words and charts
-MOST_VALUES, MOST_FRAMES = 2**35, 2**20  # of a tensor that is followed: 128 GB in float32; a million frames
 # What following a node raises where its model, its file or its settings are the reason. Any other error is a fault of
 # this pack's and is not taken for a node's: it goes up to whoever asked.
 REASONS = (CannotPredict, OSError, RuntimeError, ValueError)
@@ -97,7 +97,7 @@ class DryRun:
             try:
                 values = {name: self._value(value) for name, value in node["inputs"].items()}
                 constants = [name for name, value in node["inputs"].items() if not is_link(value)]
-                self.results[number] = _of_this_world(kind, self._node(kind, Inputs(kind, values), constants))
+                self.results[number] = of_this_world(kind, self._node(kind, Inputs(kind, values), constants))
             except NotFollowed as error:
                 self.unknown[number] = str(error)
             except REASONS as error:
@@ -108,7 +108,7 @@ class DryRun:
     def stages_followed(self) -> bool:
         """Whether every text, sampling, encode and decode was followed."""
         kinds = {self.workflow[number]["class_type"] for number in self.unknown}
-        return not kinds.intersection((*SAMPLERS, *DECODES, *ENCODES, TO_FILE, *TEXT))
+        return not kinds.intersection((*SAMPLERS, TRAIN, *DECODES, *ENCODES, TO_FILE, *TEXT))
 
     @property
     def complete(self) -> bool:
@@ -149,6 +149,7 @@ class DryRun:
     def _followers(self) -> Iterator[tuple[Iterable[str], Callable[[str, Inputs], Outputs]]]:
         yield GUIDERS, self._guide
         yield SAMPLERS, self._sample
+        yield (TRAIN,), self._train
         yield (*DECODES, *ENCODES), self._code
         yield (TO_FILE,), self._to_file
         yield TEXT, self._text
@@ -208,6 +209,15 @@ class DryRun:
         self._add(sampling_stage(question, self.card))
         return latent, latent
 
+    def _train(self, kind: str, inputs: Inputs) -> Outputs:
+        with _of_the_workflow(kind):
+            settings = TrainingSettings.of(inputs)
+        latents, positive = first_part(inputs.latent("latents")["samples"]), inputs.conditioning("positive")
+        stage, more = training_stage(Training(inputs.model(), latents, positive, settings), self.card)
+        self.notes += more
+        self._add(stage)
+        return NOTHING
+
     def _code(self, kind: str, inputs: Inputs) -> Outputs:
         vae, encodes = inputs.vae(), kind in ENCODES
         x = inputs.pixels() if encodes else inputs.latent("samples")["samples"]
@@ -260,21 +270,6 @@ class DryRun:
                 self.stages[number] = max(stage, other, key=lambda one: one.peak)
                 return
         self.stages.append(stage)
-
-
-def _of_this_world(kind: str, results: Outputs) -> Outputs:
-    """The results of a node, if there can be a machine that holds them: what takes no data is made in any size.
-
-    Raises:
-        NotFollowed: there can be none.
-    """
-    for tensor in tree_iter(results):
-        if isinstance(tensor, Tensor) and (
-            tensor.numel() > MOST_VALUES or max(tensor.shape[:1], default=0) > MOST_FRAMES
-        ):
-            size = " x ".join(map(str, tensor.shape))
-            raise NotFollowed(f"{kind}: it would give {size} values; check its width, height, length and batch size")
-    return results
 
 
 def _guidance(inputs: Inputs) -> Guided:

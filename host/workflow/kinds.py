@@ -5,7 +5,7 @@ Samplers, guiders and what decodes and encodes are in graph/kinds.py. What stand
 
 from __future__ import annotations
 
-from ...graph.kinds import COMPARE, ESTIMATE, GUIDERS, REPORT
+from ...graph.kinds import COMPARE, ESTIMATE, GUIDERS, REPORT, TRAINING_ESTIMATE
 
 LOADERS = (
     "CheckpointLoaderSimple", "UNETLoader", "VAELoader", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoader",
@@ -14,7 +14,8 @@ LOADERS = (
 # Nodes whose first outputs are inputs of the same name: what they do changes no shape.
 SAME = {
     "LoraLoader": ("model", "clip"), "LoraLoaderModelOnly": ("model",), REPORT: ("anything",),
-    ESTIMATE: ("samples",), COMPARE: (), "HeadroomLocalAttention": ("model",), "PreviewAny": (),
+    ESTIMATE: ("samples",), TRAINING_ESTIMATE: ("model",), COMPARE: (), "SaveLoRA": (), "LossGraphNode": (),
+    "LoraModelLoader": ("model",), "HeadroomLocalAttention": ("model",), "PreviewAny": (),
     "SaveImage": (), "PreviewImage": (), "SaveLatent": (),
     "SaveAnimatedWEBP": (), "SaveAnimatedPNG": (), "SaveWEBM": (), "SaveVideo": (), "CreateVideo": (), "Note": (),
     "MarkdownNote": (),

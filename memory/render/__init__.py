@@ -11,6 +11,8 @@ from .forecast_chart import draw_forecast
 from .forecast_text import advise, render_forecast
 from .memory_bar import USUAL_LIMIT, MemoryBar, measured_bar
 from .report import NodeReport, render_report
+from .training_chart import draw_training, training_bar
+from .training_text import render_training, training_sentence
 
 __all__ = [
     "USUAL_LIMIT",
@@ -21,10 +23,14 @@ __all__ = [
     "draw_bars",
     "draw_forecast",
     "draw_report",
+    "draw_training",
     "forecast_bar",
     "measured_bar",
     "render_fit",
     "render_forecast",
     "render_report",
+    "render_training",
+    "training_bar",
+    "training_sentence",
     "why_nothing_fits",
 ]

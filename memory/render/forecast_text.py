@@ -56,6 +56,8 @@ def advise(forecast: Forecast) -> Iterator[str]:
         over = f"{stage.work} needs {format_bytes(stage.least)} at least, {format_bytes(forecast.allowed)} are allowed"
         if stage.work in ("encode", "decode"):
             yield f"{over}: put Low-Memory VAE before it, which does it exactly in less"
+        elif stage.work == "training":
+            yield f"{over}: put Training Memory before Train LoRA; Will Training Fit? tells what each plan takes"
         elif stage.work == "sampling":
             yield f"{over}: make the picture or the batch smaller, or sample guidance in turns (Make It Fit does)"
         else:

@@ -13,8 +13,12 @@ from torch.autograd.graph import saved_tensors_hooks
 from headroom.attention import parse_blocks
 from headroom.host.measure.runs import LOG
 from headroom.host.measure.wrappers import measure_sampling
+from headroom.host.prediction.stages import own_card
 from headroom.host.training.checkpointed import apply_checkpoints
+from headroom.host.training.estimate import forecast_training
 from headroom.host.training.plan import BUDGET, EVERY_BLOCK, EVERY_KTH, TrainingPlan
+from headroom.host.training.settings import TrainingSettings
+from headroom.host.training.without_data import Training
 
 from ..host.families import FAMILIES
 from ..host.training import loadable, train, training_node
@@ -64,6 +68,19 @@ def test_it_takes_what_was_predicted(card: Card, plan: TrainingPlan) -> None:
     card.set()
     _, row = trained("z_image", plan)
     assert row.predicted.activations == pytest.approx(row.live, rel=0.05)
+
+
+def test_it_takes_what_was_said_beforehand(card: Card) -> None:
+    """By the card's own kernels, forward and backward."""
+    card.set()
+    family = FAMILIES["z_image"]
+    model, _ = apply_checkpoints(loadable(family), EACH)
+    settings = TrainingSettings(rank=2, training_dtype="fp32", lora_dtype="fp32")
+    x = family.latent(16 * family.reach, 16 * family.reach)
+    found = forecast_training(Training(model, x, family.conditioning(1), settings), own_card(model.load_device))
+    _, row = trained("z_image", EACH)
+    said = found.peak(found.way) - found.weights - found.adapter - found.constant
+    assert said == pytest.approx(row.live, rel=0.05)
 
 
 def test_a_budget_is_kept(card: Card) -> None:

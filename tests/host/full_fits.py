@@ -20,7 +20,7 @@ TOKENS = 256
 
 @dataclass(frozen=True)
 class Wish:
-    """A model's file, a VAE's, a latent, the text's width, and guidance."""
+    """A model's file, a VAE's, a latent, the text's width, guidance, and the weights' dtype if not the file's."""
 
     model: str
     vae: str
@@ -28,6 +28,7 @@ class Wish:
     text: int
     pooled: int = 0
     cfg: float = 7.0
+    stored: torch.dtype | None = None
 
 
 WISHES = {
@@ -56,7 +57,8 @@ def question(folder: Path, wish: Wish, card: Card) -> Question:
     with loading_headers(mode, card):
         tensors = utils.load_torch_file(str(folder / f"{wish.model}.safetensors"))
         load = sd.load_state_dict_guess_config if "checkpoints" in wish.model else sd.load_diffusion_model_state_dict
-        loaded: Any = load(tensors, disable_dynamic=True)
+        options = {} if wish.stored is None else {"model_options": {"dtype": wish.stored}}
+        loaded: Any = load(tensors, disable_dynamic=True, **options)
         vae = sd.VAE(sd=utils.load_torch_file(str(folder / "vae" / f"{wish.vae}.safetensors")))
     with mode:
         extra = {"pooled_output": torch.zeros(1, wish.pooled)} if wish.pooled else {}

@@ -182,6 +182,52 @@ def test_a_budget_on_a_card_that_is_not_here() -> None:
     assert answer(workflow).stages[1].budget == GB
 
 
+def training(**changes: Any) -> Workflow:
+    """A LoRA of Flux in its real size."""
+    workflow = {number: flux()[number] for number in ("1", "2", "4", "5")}
+    widgets = {
+        "batch_size": 1, "grad_accumulation_steps": 1, "steps": 100, "learning_rate": 1e-4, "rank": 16,
+        "optimizer": "AdamW", "loss_function": "MSE", "seed": 1, "training_dtype": "bf16", "lora_dtype": "bf16",
+        "quantized_backward": False, "algorithm": "LoRA", "gradient_checkpointing": True, "checkpoint_depth": 1,
+        "offloading": False, "existing_lora": "[None]", "bucket_mode": False, "bypass_mode": False, **changes,
+    }  # fmt: skip
+    workflow["8"] = node("HeadroomTraining", model=["1", 0], plan="every block", blocks="all")
+    workflow["9"] = node("TrainLoraNode", model=["8", 0], latents=["5", 0], positive=["4", 0], **widgets)
+    workflow["10"] = node("SaveLoRA", lora=["9", 0], prefix="x", steps=["9", 2])
+    return workflow
+
+
+@pytest.mark.usefixtures("models")
+def test_a_training_of_real_size() -> None:
+    """Flux's blocks: 57 checkpoints instead of all that they keep."""
+    ours, plain = training(), training()
+    plain["9"]["inputs"]["model"] = ["1", 0]
+    (text, behind), (_, own) = answer(ours, 32.0).stages, answer(plain, 32.0).stages
+    assert (text.work, behind.work, own.work) == ("text", "training", "training")
+    assert behind.method == "Training Memory: every block"
+    assert own.method == "Train LoRA's own, depth 1"
+    assert not behind.doubt
+    assert behind.weights / GB == pytest.approx(22.2, rel=0.02)
+    assert behind.activations < own.activations / 8
+    assert answer(ours, 32.0).verdict is Verdict.RESIDENT
+    assert answer(plain, 32.0).verdict is Verdict.DOES_NOT_FIT  # nothing of a training streams
+
+
+@pytest.mark.usefixtures("models")
+def test_a_training_is_told_of() -> None:
+    workflow = training(checkpoint_depth=3, offloading=True, optimizer="AdamW8bit")
+    workflow["9"]["inputs"]["model"] = ["1", 0]
+    run = DryRun(workflow, named_card("sm86", 12.0)).run()
+    assert "optimizer" in run.unknown["9"]
+    assert not run.stages_followed
+    workflow["9"]["inputs"]["optimizer"] = "SGD"
+    notes = "; ".join(DryRun(workflow, named_card("sm86", 12.0)).run().notes)
+    assert "does_not_fit: " in notes
+    assert "no plan of checkpoints does" in notes
+    assert "predicted at depth 1" in notes
+    assert "with offloading some may stay in RAM" in notes
+
+
 @pytest.mark.usefixtures("models")
 def test_a_dynamic_list_as_it_is_queued() -> None:
     """Choice and inputs lie side by side in a workflow, and reach the node as one dictionary."""
@@ -212,6 +258,9 @@ def test_the_workflows_of_the_pack(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("flux_low_vram", "sd15_image_to_image", "wan_video_decode"):
         workflow = json.loads((PACK / "workflows" / "api" / f"{name}.json").read_text())
         assert {"text", "sampling", "decode"} <= {stage.work for stage in answer(workflow).stages}
+    workflow = json.loads((PACK / "workflows" / "api" / "train_lora.json").read_text())
+    workflow["2"] = node("EmptyImage", width=128, height=128, batch_size=1, color=0)
+    assert [stage.work for stage in answer(workflow).stages] == ["encode", "text", "training"]
 
 
 def test_as_people_run_it(base: Path) -> None:

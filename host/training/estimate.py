@@ -1,0 +1,132 @@
+"""What a training of the host's would take, by each plan of checkpoints, before it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from math import isqrt
+
+from ...attention import parse_blocks
+from ...memory.accelerator import is_here
+from ...memory.prediction import CannotPredict, Card, Prediction, Stage, TrainingForecast, TrainingWay
+from ...memory.render import training_sentence
+from ...training import BlockCost, Checkpoints, StepCost, StepDoesNotFit, every, least_recomputation, spent
+from ..measure.calibrated import workspaces_for
+from .checkpointed import WRAPPER_KEY
+from .plan import ATTENTION, BUDGET, EVERY_BLOCK, FEED_FORWARD, TrainedBlocks, TrainingPlan
+from .without_data import TrainedStep, Training, predict_training_step
+
+ALL = parse_blocks("all")
+PARTS = (ATTENTION, FEED_FORWARD)
+WITHOUT, OWN, BEST = "no checkpoints", "Train LoRA's own, depth 1", "budget: the least that fits"
+
+
+def forecast_training(asked: Training, card: Card, limit: float = 0.85) -> TrainingForecast:
+    """Predicts a step by each plan.
+
+    Args:
+        asked: with Training Memory's own plan, if its MODEL went through that.
+        card: that it would run on.
+        limit: share of the card's memory that may be used.
+
+    Raises:
+        CannotPredict: the model looks at its data.
+        ValueError: the model has no blocks, or this ComfyUI no such adapter.
+    """
+    ours = asked.model.attachments.get(WRAPPER_KEY)
+    plans = [TrainingPlan(kind, ALL) for kind in PARTS] + ([ours.plan] if ours and ours.plan.kind in PARTS else [])
+    step = predict_training_step(asked, card, plans)
+    held, constant = step.held, workspaces_for(card).constant(card)
+    room = int(limit * card.total) - held.total - constant
+    ways, chosen = list(_ways(step, room)), OWN if asked.settings.gradient_checkpointing else WITHOUT
+    if ours is not None:
+        chosen = f"Training Memory: {ours.plan}"
+        way = _by_plan(ours.plan, ours.blocks, step)
+        if way is None:
+            raise CannotPredict("what the chosen parts of the blocks take is not known")
+        ways.append(replace(way, name=chosen))
+    number = [way.name for way in ways].index(chosen)
+    return TrainingForecast(
+        card, limit, held.weights, held.adapter, held.gradients, held.states, held.outside + held.given, constant,
+        step.parameters, len(step.chain), asked.settings.optimizer, tuple(ways), number,
+    )  # fmt: skip
+
+
+def training_stage(asked: Training, card: Card) -> tuple[Stage, tuple[str, ...]]:
+    """The plan that the training would take as a stage of a workflow, and what it leaves out.
+
+    Raises:
+        ValueError: the model has no blocks, or this ComfyUI no such adapter.
+    """
+    weights = int(asked.model.model_size())
+    stage = Stage("training", Prediction(weights, 0), weights, weights, model=id(asked.model.model))
+    try:
+        found = forecast_training(asked, card)
+    except CannotPredict as error:
+        guess = int(asked.model.model.memory_required(list(asked.latents.shape)))
+        return replace(stage, prediction=Prediction(weights, guess, live=guess), doubt=str(error)), ()
+    beside = found.peak(found.way) - found.weights - found.constant
+    prediction = Prediction(
+        found.weights, beside, live=beside, constant=found.constant, operator="backward", timeline=(beside,)
+    )
+    stage = replace(
+        stage, prediction=prediction, weights=found.weights, least_weights=found.weights, method=found.way.name
+    )
+    return stage, (training_sentence(found), *notes_of(asked, card))
+
+
+def notes_of(asked: Training, card: Card) -> tuple[str, ...]:
+    """What a prediction assumes or leaves out, for people."""
+    settings, ours = asked.settings, WRAPPER_KEY in asked.model.attachments
+    notes = []
+    if settings.gradient_checkpointing and settings.checkpoint_depth > 1 and not ours:
+        notes.append("training: Train LoRA's own checkpoints are predicted at depth 1; deeper ones may take less")
+    if settings.offloading:
+        notes.append("training: all weights are counted, with offloading some may stay in RAM")
+    if card.device.type != "cpu" and not is_here(card.device):
+        notes.append("training: of the backward a CPU's kernels are followed, a card's take about as much")
+    return tuple(notes)
+
+
+def _ways(step: TrainedStep, room: int) -> Iterator[TrainingWay]:
+    count = len(step.chain)
+    yield _way(WITHOUT, step.chain, tuple(range(count)))
+    yield _way(OWN, step.chain, every(count, count))
+    yield from filter(None, (_of_parts(TrainingPlan(kind, ALL), step) for kind in PARTS))
+    k = max(1, isqrt(count))
+    if k > 1:
+        yield _way(f"every {k} blocks", step.chain, every(count, k))
+    yield _way(EVERY_BLOCK, step.chain, every(count, 1))
+    with suppress(StepDoesNotFit):
+        yield _way(BEST, step.chain, least_recomputation(step.chain, room)[0])
+
+
+def _by_plan(plan: TrainingPlan, blocks: TrainedBlocks, step: TrainedStep) -> TrainingWay | None:
+    if plan.kind in PARTS:
+        return _of_parts(plan, step)
+    if plan.kind != BUDGET:
+        return _way(plan.kind, step.chain, plan.checkpoints(blocks))
+    try:
+        found, _ = least_recomputation(step.chain, plan.budget - step.held.total)
+    except StepDoesNotFit as error:
+        found, _ = least_recomputation(step.chain, error.least)
+    return _way(plan.kind, step.chain, found)
+
+
+def _of_parts(plan: TrainingPlan, step: TrainedStep) -> TrainingWay | None:
+    chain = step.with_parts[plan]
+    if chain is None:
+        return None
+    again = sum(block.backward for block in chain) - sum(block.backward for block in step.chain)
+    return _named(plan.kind, step.chain, replace(spent(chain, tuple(range(len(chain)))), again=again))
+
+
+def _way(name: str, chain: Sequence[BlockCost], plan: Checkpoints) -> TrainingWay:
+    return _named(name, chain, spent(chain, plan))
+
+
+def _named(name: str, chain: Sequence[BlockCost], cost: StepCost) -> TrainingWay:
+    forward, backward = sum(block.forward for block in chain), sum(block.backward for block in chain)
+    again = max(0.0, cost.again)
+    return TrainingWay(name, cost.peak, again / max(1.0, forward), 1 + again / max(1.0, forward + backward))
