@@ -16,6 +16,7 @@ BYPASSED: dict[str, tuple[str, ...]] = {
     "HeadroomCastCLIP": ("clip",),
     "HeadroomOffload": ("model",),
     "HeadroomTraining": ("model",),
+    "HeadroomTrainingEstimate": ("model",),
     "HeadroomEstimate": ("samples",),
     "HeadroomFit": ("model", "vae"),
     "HeadroomCompare": (),

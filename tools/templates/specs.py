@@ -210,6 +210,8 @@ computes about a third more, and the gradients are the same bits.
 
 - *Train LoRA*'s own `gradient_checkpointing` makes the whole model one checkpoint and saves next to nothing. It does
   not act within these blocks: leave it on or off.
+- **Will Training Fit?** says before it begins what each plan takes on your card; with `if_too_big` at `stop` it ends
+  the prompt where the training would not fit. Give it the settings of *Train LoRA*.
 - The **Memory Report** behind it shows what a step took, what the plan had predicted, and what it would have been
   without checkpoints.
 - With `plan` at `budget` as little is computed again as fits `vram_budget_gb`.
@@ -218,6 +220,7 @@ computes about a third more, and the gradients are the same bits.
         stages={
             "Model and picture": "1 2 3",
             "Latent, text, plan": "4 5 6",
+            "Does it fit?": "10",
             "Training": "7",
             "What it took": "8 9",
         },
@@ -232,6 +235,9 @@ computes about a third more, and the gradients are the same bits.
             "7.rank": 8,
             "7.training_dtype": "bf16",
             "7.lora_dtype": "bf16",
+            "10.rank": 8,
+            "10.training_dtype": "bf16",
+            "10.lora_dtype": "bf16",
         },
     ),
     "wan_text_to_video": Template(
