@@ -1539,13 +1539,17 @@ PLANNING = (
 
 WORKFLOWS = (
     *_of(
-        "host/workflow/dry_run.py",
+        "host/workflow/shapes.py",
         f"host/test_workflow_files.py {ESTIMATE}",
         (
             "dry run: pictures that no machine holds are followed",
             "tensor.numel() > MOST_VALUES or ",
             "",
         ),
+    ),
+    *_of(
+        "host/workflow/dry_run.py",
+        f"host/test_workflow_files.py {ESTIMATE}",
         (
             "estimate: neutral nodes make it incomplete",
             "return not {kind for kind in kinds if not is_neutral(kind)}",
@@ -1614,6 +1618,7 @@ WORKFLOWS = (
             "            self.held -= self.chain[last].given  # what goes",
             "            # what goes",
         ),
+        ("plans: what a block would give is kept when it runs again", "is_last * self.released", "0"),
         ("plans: a block's gradient is not counted", "self._see(block.given + into +", "self._see(into +"),
     ),
     *_of(
@@ -1659,7 +1664,49 @@ WORKFLOWS = (
             "self._asked.budget - held.total",
             "self._asked.budget",
         ),
+    ),
+    *_of(
+        "host/training/first_step.py",
+        "host/test_training.py host/test_training_estimate.py",
         ("training: latents and texts are not predicted", "given=LATENTS * self.x.nbytes", "given=0 * self.x.nbytes"),
+        (
+            "training: another tensor in the place of one is that one",
+            "found is not None and found() is not None",
+            "found is not None",
+        ),
+    ),
+    *_of(
+        "host/training/costs.py",
+        "host/test_training.py host/test_training_estimate.py",
+        (
+            "training: weights count as what a block saves",
+            "tracker.leave_out([*there, *map(mode.from_tensor, real)])",
+            "pass",
+        ),
+        (
+            "training: what input blocks hand to output blocks is not there",
+            "more = max(0, into - before.given)",
+            "more = 0",
+        ),
+    ),
+    *_of(
+        "host/training/without_data.py",
+        "host/test_training_estimate.py",
+        (
+            "training: an estimate leaves adapters out",
+            "layer.weight_function = [*layer.weight_function,",
+            "layer.weight_function = [*()]; [*layer.weight_function,",
+        ),
+        ("training: an estimate follows inference's operators", '"in_training", True)', '"in_training", False)'),
+    ),
+    *_of(
+        "host/prediction/host_answers.py",
+        "host/test_training_estimate.py",
+        (
+            "estimates: other threads see what one is told",
+            'return value if getattr(here, "inside", False) else',
+            "return value if here else",
+        ),
     ),
     *_of(
         "host/training/attention.py",
