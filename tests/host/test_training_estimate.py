@@ -12,6 +12,8 @@ import pytest
 import torch
 from comfy import model_management, weight_adapter
 
+from headroom.host.casting.cast import CastSettings, cast_model
+from headroom.host.measure.runs import LOG
 from headroom.host.prediction.stages import own_card
 from headroom.host.training.checkpointed import apply_checkpoints
 from headroom.host.training.estimate import OWN, WITHOUT, forecast_training
@@ -24,7 +26,8 @@ from headroom.nodes.training_estimate import HeadroomTrainingEstimate
 
 from ..nightly import grid, some_of
 from .families import FAMILIES, Family
-from .test_training import PLANS, TRAINED, measured
+from .test_training import PLANS, TRAINED, measured, with_one_attention
+from .training import loadable, train, training_node
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SETTINGS = TrainingSettings(rank=2, training_dtype="fp32", lora_dtype="fp32")
@@ -54,30 +57,26 @@ def test_it_takes_what_was_said_beforehand(name: str, plan: str) -> None:
     assert found.peak(found.way) - found.weights - found.adapter == pytest.approx(row.live, rel=rel)
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "bypass"),
-    some_of(
-        [
-            ("LoRA", True),
-            ("LoKr", True),
-            ("LoKr", False),
-            ("OFT", True),
-            ("OFT", False),
-            ("LoRA", False),
-            ("LoHa", False),
-        ],
-        3,
-    ),
-)
-def test_every_adapter(algorithm: str, bypass: bool) -> None:
-    family = FAMILIES["z_image"]
-    changes = {"algorithm": algorithm, "bypass_mode": bypass}
-    found = forecast(family, "each", replace(SETTINGS, **changes))
-    row, adapter = measured(family, PLANS["each"], **changes)
-    assert found.adapter == adapter
-    # LoKr trains whole matrices here, a third of the model; autograd copies the gradient of each.
-    rel = 0.05 if algorithm == "LoKr" else 0.02
-    assert found.peak(found.way) - found.weights - found.adapter == pytest.approx(row.live, rel=rel)
+IN_8_BITS = some_of(grid(["float8_e4m3fn_scaled", "int8_convrot"], [True, False]), 2)
+
+
+@pytest.mark.parametrize(("storage", "bypass"), IN_8_BITS)
+def test_weights_in_8_bits(storage: str, bypass: bool) -> None:
+    """Cast by Layerwise Casting: the same adapter as without checkpoints, in what was said before."""
+    family, node = FAMILIES["z_image"], training_node()
+    cast, _ = cast_model(with_one_attention(loadable(family)), CastSettings(storage))
+    ours, _ = apply_checkpoints(cast, PLANS["each"])
+    shape = family.latent(24 * family.reach, 24 * family.reach).shape
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
+    asked = Training(ours, x, family.conditioning(1), replace(SETTINGS, bypass_mode=bypass))
+    found = forecast_training(asked, own_card(ours.load_device))
+    expected, got = (
+        train(node, model, family, x, "fp32", bypass_mode=bypass, optimizer="AdamW") for model in (cast, ours)
+    )
+    row = LOG.rows("", "")[-1]
+    assert not [key for key in expected if not torch.equal(got[key], expected[key])]
+    assert found.weights < 0.35 * family.load().model_size()
+    assert found.peak(found.way) - found.weights - found.adapter == pytest.approx(row.live, rel=0.02)
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "RMSprop"])
