@@ -9,11 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ...attention import BlockPlace, BlockSelection
+from ...memory.prediction.fused_attention import FusedAttention
 from ...training import run_alone
 from ..attention.places import current_place
 from ..core.internals import find
+from ..prediction.stages import own_card
 
 # The host's functions that choose their pieces by the memory that is free: computed again, they save other tensors.
 BY_FREE_MEMORY = ("attention_split", "attention_sub_quad")
@@ -45,5 +48,13 @@ class TrainedAttention:
             or not self.behind.holds(current_place(options), self.ends)
         ):
             return whole(*args, **kwargs)
-        result: Tensor = run_alone(whole, *args, **kwargs)
+        result: Tensor = run_alone(partial(_by_the_cards_kernel, whole), *args, **kwargs)
         return result
+
+
+def _by_the_cards_kernel(whole: Callable[..., Tensor], q: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Without data, and when it is computed again too: what chooses a kernel around a forward is gone in a backward."""
+    if not isinstance(q, FakeTensor) or q.device.type != "cuda":
+        return whole(q, *args, **kwargs)
+    with FusedAttention(own_card(q.device)):
+        return whole(q, *args, **kwargs)

@@ -83,7 +83,8 @@ class TrainingBudget:
             return
         plan = self._asked.checkpoints(self._blocks)
         pictures = options[SIGMAS].numel() if isinstance(options.get(SIGMAS), Tensor) else 0
-        first = FirstStep(base, x, inputs, options.get(OPTIMIZER), own_card(x.device), pictures)
+        card, optimizer = own_card(x.device), options.get(OPTIMIZER)
+        first = FirstStep(base, x, inputs, optimizer, card, pictures, texts_too=not card.has_own_memory)
 
         def finish(result: Any) -> Any:
             self._plans[key] = self._learnt(first, plan, result)
@@ -105,7 +106,7 @@ class TrainingBudget:
             try:
                 plan, _ = least_recomputation(chain, self._asked.budget - held.total)
             except StepDoesNotFit as error:
-                raise ValueError(_too_small(self._asked.budget, error.least, held)) from None
+                raise ValueError(too_small(self._asked.budget, error.least, held)) from None
         cost = spent(chain, plan)
         self._predicted(held, cost)
         if self._asked.kind in (ATTENTION, FEED_FORWARD):
@@ -138,7 +139,8 @@ class TrainingBudget:
             notice(self._run, text)
 
 
-def _too_small(budget: int, least: int, held: HeldInTraining) -> str:
+def too_small(budget: int, least: int, held: HeldInTraining) -> str:
+    """What to say of a budget that no plan keeps."""
     needed = held.total + least
     return (
         f"vram_budget_gb: this training needs {format_gb(needed)} at least, {format_gb(budget)} are allowed"

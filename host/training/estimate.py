@@ -13,6 +13,7 @@ from ...memory.prediction import CannotPredict, Card, Prediction, Stage, Trainin
 from ...memory.render import training_sentence
 from ...training import BlockCost, Checkpoints, StepCost, StepDoesNotFit, every, least_recomputation, spent
 from ..measure.calibrated import workspaces_for
+from .budget import too_small
 from .checkpointed import WRAPPER_KEY
 from .plan import ATTENTION, BUDGET, EVERY_BLOCK, FEED_FORWARD, TrainedBlocks, TrainingPlan
 from .without_data import TrainedStep, Training, predict_training_step
@@ -32,7 +33,7 @@ def forecast_training(asked: Training, card: Card, limit: float = 0.85) -> Train
 
     Raises:
         CannotPredict: the model looks at its data.
-        ValueError: the model has no blocks, or this ComfyUI no such adapter.
+        ValueError: the model has no blocks, this ComfyUI no such adapter, or Training Memory's budget is too small.
     """
     ours = asked.model.attachments.get(WRAPPER_KEY)
     plans = [TrainingPlan(kind, ALL) for kind in PARTS] + ([ours.plan] if ours and ours.plan.kind in PARTS else [])
@@ -110,7 +111,7 @@ def _by_plan(plan: TrainingPlan, blocks: TrainedBlocks, step: TrainedStep) -> Tr
     try:
         found, _ = least_recomputation(step.chain, plan.budget - step.held.total)
     except StepDoesNotFit as error:
-        found, _ = least_recomputation(step.chain, error.least)
+        raise ValueError(too_small(plan.budget, error.least, step.held)) from None
     return _way(plan.kind, step.chain, found)
 
 

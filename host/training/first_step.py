@@ -69,6 +69,7 @@ class FirstStep:
         card: that the training runs on.
         pictures: of the training, all of which it holds with their noise.
         held: tensors without data that are there anyway, beside what a block is given.
+        texts_too: the host's copies of all texts, which it leaves in the machine's memory, are on the device.
 
     Attributes:
         why: there is no chain of blocks; empty where there is one.
@@ -83,10 +84,12 @@ class FirstStep:
         card: Card,
         pictures: int = 0,
         held: Sequence[Tensor] = (),
+        *,
+        texts_too: bool,
     ) -> None:
         self.base, self.x, self._inputs = base, x, tensors_in(inputs)
         self.optimizer, self.why = optimizer, ""
-        self._more = max(0, pictures - len(x))
+        self._more, self._texts_too = max(0, pictures - len(x)), texts_too
         self._costs: BlockCosts | None = BlockCosts(card, held)
         # Outside of the blocks, by storage; what comes behind the last block is gone again when its backward begins.
         self._saved, self._behind = dict[int, int](), dict[int, int]()
@@ -149,8 +152,7 @@ class FirstStep:
         adapter = sum(one.nbytes for one in learnt)
         states = STATES.get(type(self.optimizer).__name__, MOST_STATES)
         inputs = sum(_sizes(self._inputs).values())
-        # The host copies each picture's texts, and leaves them where they are: in the machine's memory.
-        copies = inputs * (1 + self._more / len(self.x)) if self.x.device.type == "cpu" else 0
+        copies = inputs * (1 + self._more / len(self.x)) if self._texts_too else 0
         return HeldInTraining(
             weights=sum(_sizes(one for one in weights if one.device == self.x.device).values()),
             adapter=adapter,

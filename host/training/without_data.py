@@ -80,11 +80,13 @@ class _Seen:
     """In the place of a budget: what each block takes, which is run alone; from one to the next go shapes.
 
     Args:
+        card: whose kernels are followed.
         parts: plans with checkpoints around parts of blocks.
+        texts_too: as of :class:`FirstStep`.
     """
 
-    def __init__(self, blocks: TrainedBlocks, card: Card, parts: Sequence[TrainingPlan]) -> None:
-        self._blocks, self._card = blocks, card
+    def __init__(self, blocks: TrainedBlocks, card: Card, parts: Sequence[TrainingPlan], texts_too: bool) -> None:
+        self._blocks, self._card, self._texts_too = blocks, card, texts_too
         self._parts: dict[TrainingPlan, BlockCosts | None] = {}
         self._plans = parts
         self.written: dict[Any, Any] = {}
@@ -97,7 +99,7 @@ class _Seen:
     def step(self, base: nn.Module, x: Tensor, inputs: Any, options: dict[str, Any]) -> Iterator[RunningStep]:
         """As of :class:`TrainingBudget`."""
         pictures = options[SIGMAS].numel()
-        first = FirstStep(base, x, inputs, self.optimizer, self._card, pictures, self.held)
+        first = FirstStep(base, x, inputs, self.optimizer, self._card, pictures, self.held, texts_too=self._texts_too)
         self._parts = {plan: BlockCosts(self._card, self.held) for plan in self._plans}
         network: Any = base.diffusion_model
         alone = {plan: alone_in(network, self._blocks, plan) for plan in self._plans}
@@ -163,7 +165,8 @@ def predict_training_step(asked: Training, card: Card, parts: Sequence[TrainingP
         if asked.settings.training_dtype != "none":
             stand_in.patcher.set_model_compute_dtype(dtype)
             vars(stand_in.model)["manual_cast_dtype"] = dtype
-        seen, shape = _Seen(blocks, here, parts), shape_in_model(asked.model, {"samples": asked.latents})
+        seen = _Seen(blocks, here, parts, texts_too=not card.has_own_memory)
+        shape = shape_in_model(asked.model, {"samples": asked.latents})
         with mode:
             stand_in.model.requires_grad_(False).train()
             seen.adapter = _adapted(asked, stand_in)

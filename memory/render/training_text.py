@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from ..prediction.training import DEVICES, STAGES, TrainingForecast
 from ..units import MB, format_bytes
 
+OURS = "Training Memory"  # in the name of a plan that is its own
+
 
 def render_training(forecast: TrainingForecast, notes: Sequence[str] = ()) -> str:
     """Paragraphs: the verdict and what to do, the parts, a line per plan, per optimizer, and per number of devices."""
@@ -36,8 +38,11 @@ def training_sentence(forecast: TrainingForecast) -> str:
     if forecast.fits(way):
         return f"fits: {needs}"
     if best is not None:
+        change = (
+            "let Training Memory's plan be another" if OURS in way.name else "put Training Memory before Train LoRA"
+        )
         return (
-            f"does_not_fit: {needs}; put Training Memory before Train LoRA: {best.name.partition(':')[0]} takes"
+            f"does_not_fit: {needs}; {change}: {best.name.partition(':')[0]} takes"
             f" {format_bytes(forecast.peak(best))} for {best.operations:.2f} times the operations"
         )
     return (

@@ -81,6 +81,7 @@ def test_it_takes_what_was_said_beforehand(card: Card) -> None:
     _, row = trained("z_image", EACH)
     said = found.peak(found.way) - found.weights - found.adapter - found.constant
     assert said == pytest.approx(row.live, rel=0.05)
+    assert {"attention", "feed-forward"} <= {way.name for way in found.ways}
 
 
 def test_a_budget_is_kept(card: Card) -> None:

@@ -12,15 +12,16 @@ import pytest
 import torch
 from comfy import model_management, weight_adapter
 
+from headroom.attention import parse_blocks
 from headroom.host.casting.cast import CastSettings, cast_model
 from headroom.host.measure.runs import LOG
 from headroom.host.prediction.stages import own_card
 from headroom.host.training.checkpointed import apply_checkpoints
 from headroom.host.training.estimate import OWN, WITHOUT, forecast_training
-from headroom.host.training.plan import EVERY_BLOCK
+from headroom.host.training.plan import BUDGET, EVERY_BLOCK, TrainingPlan
 from headroom.host.training.settings import TrainingSettings
 from headroom.host.training.without_data import NODE, Training
-from headroom.memory.prediction import TrainingForecast
+from headroom.memory.prediction import TrainingForecast, named_card
 from headroom.memory.units import format_bytes
 from headroom.nodes.training_estimate import HeadroomTrainingEstimate
 
@@ -166,6 +167,30 @@ def test_a_training_that_does_not_fit_is_stopped_with_what_would() -> None:
     with pytest.raises(ValueError, match=r"no plan of checkpoints does, every block takes .* store them in 8 bits"):
         execute(model, x, vram_gb=0.06, if_too_big="stop")
     assert execute(model, x, vram_gb=0.06).result[7] == "does_not_fit"
+
+
+def test_another_plan_of_ours_is_advised() -> None:
+    """And a budget that no plan keeps is refused before the training."""
+    family = FAMILIES["flux"]
+    kept, _ = apply_checkpoints(family.load(), TrainingPlan(EVERY_BLOCK, parse_blocks("double:0")))
+    x = family.latent(24 * family.reach, 24 * family.reach)
+    with pytest.raises(ValueError, match=r"; let Training Memory's plan be another: budget takes"):
+        execute(kept, x, vram_gb=0.15, if_too_big="stop")
+    budget, _ = apply_checkpoints(family.load(), TrainingPlan(BUDGET, parse_blocks("all"), budget=2**25))
+    with pytest.raises(ValueError, match=r"^vram_budget_gb: this training needs 0\.\d+ GB at least, 0\.031 GB are"):
+        execute(budget, x)
+
+
+def test_texts_of_a_set_stay_in_ram_beside_a_card() -> None:
+    family = FAMILIES["z_image"]
+    pictures = family.latent(24 * family.reach, 24 * family.reach).expand(9, 16, 24, 24)
+    asked = Training(family.load(), pictures, family.conditioning(1), SETTINGS)
+    cpu, card = (
+        forecast_training(asked, own_card(asked.model.load_device)),
+        forecast_training(asked, named_card("sm86", 8)),
+    )
+    assert cpu.outside > card.outside
+    assert cpu.way.activations == card.way.activations
 
 
 def test_a_model_that_looks_at_its_data_is_said_so() -> None:
