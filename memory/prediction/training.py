@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
-from .card import GB, Card
+from .card import Card
 
 # Bytes that an optimizer keeps of each byte of its parameters, by the names of torch's classes.
 STATES = {"AdamW": 2, "Adam": 2, "RMSprop": 1, "SGD": 0}
@@ -115,18 +114,3 @@ class TrainingForecast:
         divided = self.states * (stage >= 1) + self.gradients * (stage >= 2)
         divided += (self.weights + self.adapter) * (stage >= 3)
         return self.peak(self.way) - divided + -(-divided // devices)
-
-    @property
-    def numbers(self) -> dict[str, Any]:
-        """What can be written as JSON. Sizes are in GB of 2^30 bytes."""
-        names: Sequence[str] = ("weights", "adapter", "gradients", "states", "outside", "constant")
-        return {
-            "plan": self.way.name,
-            "optimizer": self.optimizer,
-            **{f"{name}_gb": getattr(self, name) / GB for name in names},
-            "ways": [
-                {"plan": way.name, "peak_gb": self.peak(way) / GB, "activations_gb": way.activations / GB,
-                 "computed_again": way.again, "operations": way.operations, "fits": self.fits(way)}
-                for way in self.ways
-            ],
-        }  # fmt: skip
