@@ -4,7 +4,12 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 NIGHTLY = os.environ.get("HEADROOM_NIGHTLY") == "1"
+
+#: Of a test whose case is among another's by day, in a smaller size.
+at_night = pytest.mark.skipif(not NIGHTLY, reason="it takes a minute or more: HEADROOM_NIGHTLY=1")
 
 
 def grid(*choices: Sequence[Any], each: int = 1) -> list[tuple[Any, ...]]:

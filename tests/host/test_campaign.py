@@ -13,9 +13,9 @@ from ..nightly import NIGHTLY
 from .conftest import ENVIRONMENT
 
 SLICE = {
-    "prompts": 6,
+    "prompts": 3,
     "routes": 60,
-    "commands": 6,
+    "commands": 4,
     "headers": 25,
     "interrupts": 1,
     "soak": 2,

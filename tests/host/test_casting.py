@@ -384,7 +384,7 @@ class TestOutput:
         ("name", "std", "depth", "fp8", "int8"),
         [
             *[("flux", 0.02, 8, 6, 13), ("flux", 0.01, 8, 15, 22)],
-            *some_of([(name, std, 8, 3, 3) for name in BLOCKS if name != "flux" for std in (0.01, 0.02)], 5),
+            *some_of([(name, std, 8, 3, 3) for name in BLOCKS if name != "flux" for std in (0.01, 0.02)], 9),
         ],
     )
     def test_by_so_many_decibels(self, name: str, std: float, depth: int, fp8: float, int8: float) -> None:

@@ -403,7 +403,7 @@ class TestSizes:
 def script(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(PACK / "cli" / "check.py"), *arguments],
-        capture_output=True, text=True, timeout=240, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1", "COMFYUI_PATH": "", "HEADROOM_COMFYUI": "", **variables},
     )  # fmt: skip
 

@@ -27,7 +27,7 @@ from headroom.nodes import NODES
 from headroom.nodes.local_attention import HeadroomLocalAttention
 from headroom.offload.safetensors_header import NotAHeader, read_header
 
-from ..nightly import some_of
+from ..nightly import at_night, some_of
 from ..unit import gguf
 from . import full_size
 from .conftest import ENVIRONMENT
@@ -57,7 +57,7 @@ def estimate(workflow: Workflow | str, folder: Path, *options: str) -> subproces
     command = [sys.executable, str(PACK / "cli" / "estimate.py"), str(path), "--comfyui", str(ENVIRONMENT.comfyui)]
     return subprocess.run(
         [*command, "--base-directory", str(folder), *options],
-        capture_output=True, text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
+        capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
 
 
@@ -197,6 +197,7 @@ def training(**changes: Any) -> Workflow:
     return workflow
 
 
+@at_night
 @pytest.mark.usefixtures("models")
 def test_a_training_of_real_size() -> None:
     """Flux's blocks: 57 checkpoints instead of all that they keep."""

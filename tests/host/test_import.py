@@ -10,11 +10,11 @@ from typing import Any
 
 from .conftest import ENVIRONMENT
 
-MOST_SECONDS = 0.5  # of CPU, which other programs on the machine change little
+MOST_CALLS = 300_000  # of functions: about a quarter of a second, on whatever machine
 BACKENDS = {"xformers", "flash_attn", "sageattention"}
 # Loads the host, then the pack as the host does, and tells what that did.
 SCRIPT = """
-import asyncio, compileall, importlib.util, json, sys, time
+import asyncio, compileall, importlib.util, json, sys
 
 sys.argv = ["main.py", "--cpu"]
 sys.path.insert(0, sys.host)
@@ -56,15 +56,23 @@ loop = asyncio.new_event_loop()
 watching = True
 sys.meta_path.insert(0, Noted)
 sys.addaudithook(hook)
-before = time.process_time()
+calls = 0
+
+
+def count(frame, event, argument):
+    global calls
+    calls += event in ("call", "c_call")
+
+
+sys.setprofile(count)
 found = {"submodule_search_locations": [sys.pack]}
 spec = importlib.util.spec_from_file_location("headroom", f"{sys.pack}/__init__.py", **found)
 module = sys.modules["headroom"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(module)
 extension = loop.run_until_complete(module.comfy_entrypoint())
-seconds = time.process_time() - before
+sys.setprofile(None)
 watching = False
-print(json.dumps({"seconds": seconds, "asked": sorted(set(asked)), "events": events, "touched": touched}))
+print(json.dumps({"calls": calls, "asked": sorted(set(asked)), "events": events, "touched": touched}))
 """
 
 
@@ -77,7 +85,7 @@ def loaded(folder: Path) -> dict[str, Any]:
         [sys.executable, "-c", f"{places}\n{SCRIPT}"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
         check=False,
         cwd=folder,
     )
@@ -88,7 +96,7 @@ def loaded(folder: Path) -> dict[str, Any]:
 
 def test_it_takes_little_and_touches_nothing(tmp_path: Path) -> None:
     told = loaded(tmp_path)
-    assert told["seconds"] < MOST_SECONDS
+    assert told["calls"] < MOST_CALLS
     assert "headroom" in told["asked"]  # what was asked for is seen
     assert not BACKENDS & set(told["asked"]), "backends are looked for when they are first asked for"
     assert not told["events"], "no network and no other program"

@@ -36,6 +36,7 @@ from headroom.offload import block_lists
 from headroom.offload.prefetch import LayerPrefetch
 from headroom.offload.work import layer_work
 
+from ..nightly import at_night, some_of
 from .conftest import ENVIRONMENT
 from .drawn import drawn, velocity
 from .families import FAMILIES, each_once, sample
@@ -305,7 +306,7 @@ class TestPrefetch:
     @pytest.mark.parametrize(
         ("kind", "ahead", "share"),
         [
-            *itertools.product(["bfloat16"], [1, 2], [0.0, 0.3, 0.6, 1.2]),
+            *some_of(list(itertools.product(["bfloat16"], [1, 2], [0.0, 0.3, 0.6, 1.2])), 3),
             *itertools.product(
                 ["float16", "float8_e4m3fn_scaled", "int8_convrot", "nvfp4", "asym_w4a8_int8"], [2], [0.3]
             ),
@@ -345,7 +346,7 @@ class TestPrefetch:
         )
         assert traffic.late <= len(engine.streamed)  # the first call, in which the order is not known
 
-    @pytest.mark.parametrize("name", FAMILIES)
+    @pytest.mark.parametrize("name", some_of(list(FAMILIES), 2))
     def test_every_family(self, name: str, engines: list[LayerPrefetch]) -> None:
         family = FAMILIES[name]
         model = family.load()
@@ -511,6 +512,7 @@ def test_weights_in_a_file_are_streamed_from_it(tmp_path: Path, monkeypatch: pyt
     assert "as pages of a file" not in apply_offload(family.load(), 0.02, "leaf")[1]
 
 
+@at_night
 def test_eighty_prompts_with_changing_budgets_do_not_grow() -> None:
     family = FAMILIES["flux"]
     model = family.load()

@@ -4,7 +4,6 @@ import json
 import re
 import struct
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -370,10 +369,8 @@ class TestEstimate:
         assert result.outputs["12"]["images"]
 
     def test_what_does_not_fit_is_stopped_before_sampling(self, client: Client) -> None:
-        start = time.monotonic()
         with pytest.raises(PromptFailed, match=r"stopped before sampling: .* needs .* at least") as failure:
             client.run(self.graph(gpu="sm86", vram_gb=0.1, limit=0.9))
-        assert time.monotonic() - start < 60
         assert "does_not_fit: does not fit" in failure.value.exception_message
         assert "least VRAM" in failure.value.exception_message
 

@@ -31,7 +31,7 @@ from headroom.nodes import NODES
 from headroom.tools.server.client import Client, PromptRejected
 from headroom.tools.server.server import Server
 
-from ..nightly import some_of
+from ..nightly import at_night, some_of
 from .ui_workflows import doubling, in_a_subgraph
 from .ui_workflows import text_to_image as ui_text_to_image
 from .workflows import node, text_to_image, with_headroom
@@ -385,6 +385,7 @@ def test_a_prompt_that_runs_meanwhile_is_bit_equal(client: Client) -> None:
 class TestBesideThePrompt:
     """In this process: what a dry run would do to another thread's prompt, and does not."""
 
+    @at_night
     def test_the_prediction_is_the_same(self) -> None:
         here = chosen_card("this machine", 8.0, CPU)
         for backend, card in (("sdpa_math", here), ("sdpa_math", named_card("sm75", 8.0)), ("sdpa", here)):

@@ -62,7 +62,7 @@ def noise(family: Family) -> Tensor:
     return torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
 
 
-@pytest.mark.parametrize(("name", "plan"), grid(TRAINED, list(PLANS)))
+@pytest.mark.parametrize(("name", "plan"), some_of(grid(TRAINED, list(PLANS)), 2))
 def test_the_adapter_is_the_same_bits(name: str, plan: str) -> None:
     """As without checkpoints; of families that write to what autograd has saved, which it refuses, it saves copies."""
     node, family = training_node(), FAMILIES[name]
@@ -105,7 +105,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", some_of(list(WAYS), 2))
 def test_whatever_is_trained(way: str) -> None:
     node, family, changes = training_node(), FAMILIES["z_image"], WAYS[way]
     found = {one.id: one for one in node.GET_SCHEMA().inputs}

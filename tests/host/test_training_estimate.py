@@ -43,7 +43,7 @@ def forecast(family: Family, plan: str = "", settings: TrainingSettings = SETTIN
     return forecast_training(Training(model, x, family.conditioning(1), settings), own_card(model.load_device))
 
 
-CASES = some_of(grid(FOLLOWED, ["each", "pairs", "attention", "feed-forward"]), 3)
+CASES = some_of(grid(FOLLOWED, ["each", "pairs", "attention", "feed-forward"]), 5)
 
 
 @pytest.mark.parametrize(("name", "plan"), CASES)

@@ -17,7 +17,7 @@ from headroom.host.prediction.vae import Coding, predict_coding
 from headroom.vae import Direction
 from headroom.vae.exact import ChunkedRun, PlannedChunks
 
-from ..nightly import grid, some_of
+from ..nightly import at_night, grid, some_of
 from .autoencoders import AUTOENCODERS
 from .families import psnr
 from .test_exact_vae import decoded, exact, last_lines, last_row, least_gb
@@ -48,7 +48,7 @@ def given(name: str, way: str, cells: int) -> tuple[Any, Tensor]:
 CASES = [*((name, way) for name in [*NAMES, *IN_PART] for way in WAYS), *CONTINUED, *TINY]
 
 
-@pytest.mark.parametrize(("cells", "case"), some_of(grid([1, 2, 3, 4, 5, 6], CASES), 2))
+@pytest.mark.parametrize(("cells", "case"), some_of(grid([1, 2, 3, 4, 5, 6], CASES), 4))
 def test_the_frames_of_the_hosts_own_loop(case: tuple[str, str], cells: int) -> None:
     name, way = case
     work, x = given(name, way, cells)
@@ -61,7 +61,7 @@ def test_the_frames_of_the_hosts_own_loop(case: tuple[str, str], cells: int) -> 
 STREAMED = [*((name, way) for name in NAMES for way in WAYS), *((name, "decode") for name in IN_PART), *CONTINUED[:-1]]
 
 
-@pytest.mark.parametrize(("name", "way"), some_of(STREAMED, 3))
+@pytest.mark.parametrize(("name", "way"), some_of(STREAMED, 6))
 def test_chunks_are_handed_on_as_they_are_done(name: str, way: str) -> None:
     """The same frames, in pieces that are no larger for a longer video."""
     most = []
@@ -75,7 +75,7 @@ def test_chunks_are_handed_on_as_they_are_done(name: str, way: str) -> None:
     assert most[0] == most[1]
 
 
-@pytest.mark.parametrize(("name", "way"), some_of(CASES, 2))
+@pytest.mark.parametrize(("name", "way"), some_of(CASES, 4))
 def test_what_is_kept_from_chunk_to_chunk_may_lie_elsewhere(name: str, way: str) -> None:
     """In host memory, piece by piece, whatever the height of strips: the same bits, and nothing of it in the plan."""
     work, x = given(name, way, 5)
@@ -139,8 +139,7 @@ def test_progress_runs_once_from_nothing_to_all() -> None:
     assert {out.shape for _, out in told if out is not None} == {result.shape}
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "way"), some_of(grid(NAMES, list(WAYS)), 2))
 def test_what_is_planned_grows_by_the_frames_alone(name: str, way: str) -> None:
     """By those that go in or come out."""
     peaks, whole = [], []
@@ -156,7 +155,8 @@ def test_what_is_planned_grows_by_the_frames_alone(name: str, way: str) -> None:
     assert peaks[1] - peaks[0] == whole[1] - whole[0]
 
 
-@pytest.mark.parametrize("name", some_of(NAMES, 2))
+@at_night
+@pytest.mark.parametrize("name", NAMES)
 def test_a_video_whose_rows_do_not_fit(name: str) -> None:
     x = AUTOENCODERS[name].latent(4, 6, cells_in_time=9)
     vae = exact(name, tile_size=0, vram_budget_gb=least_gb(name, x))
@@ -167,7 +167,7 @@ def test_a_video_whose_rows_do_not_fit(name: str) -> None:
     assert found.prediction.activations == last_row().predicted.activations
 
 
-@pytest.mark.parametrize(("frames", "name"), grid(range(1, 34), ["taew21", "taeltx2", "cosmos", "ltx"]))
+@pytest.mark.parametrize(("frames", "name"), some_of(grid(range(1, 34), ["taew21", "taeltx2", "cosmos", "ltx"]), 2))
 def test_every_number_of_frames_that_fill_no_chunk(name: str, frames: int) -> None:
     """The last few are filled up, mirrored or left out, as the module does it."""
     kind = AUTOENCODERS[name]

@@ -566,7 +566,12 @@ def test_fit_as_people_run_it(tmp_path: Path) -> None:
     (tmp_path / "in.json").write_text(json.dumps(text_to_image()))
     command = [sys.executable, "-m", "tools", "fit", str(tmp_path / "in.json"), "-o", str(tmp_path / "out.json")]
     result = subprocess.run(
-        [*command, "--quality", "any", "--vram", "8"], capture_output=True, text=True, timeout=60, check=False, cwd=PACK
+        [*command, "--quality", "any", "--vram", "8"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+        cwd=PACK,
     )
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == "node 8, Make It Fit, for node 5 (KSampler)\n"

@@ -426,7 +426,7 @@ def test_fit_needs_the_standard_library_alone(tmp_path: Path) -> None:
     )
     done = subprocess.run(
         [sys.executable, "-S", "-c", script, str(ROOT / "cli"), str(path), "-o", str(out)],
-        capture_output=True, text=True, timeout=60, check=False,
+        capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "['__main__', 'files', 'fit', 'headroom', 'host']"

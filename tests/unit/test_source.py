@@ -178,7 +178,7 @@ def test_the_slice_names_tests_that_there_are() -> None:
     others, _ = suite.by_place(suite.fast_tests())
     collected = subprocess.run(
         [str(Path(sys.executable).with_name("pytest")), "-q", "--collect-only", "-p", "no:cacheprovider", *others],
-        cwd=ROOT, capture_output=True, text=True, timeout=120,
+        cwd=ROOT, capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert collected.returncode == 0, collected.stdout[-2000:] + collected.stderr[-2000:]
 

@@ -387,7 +387,7 @@ class TestWriter:
             (tmp_path / fill).mkdir()
             command = elsewhere(tmp_path, code, str(tmp_path / fill))
             environment = {**os.environ, "MALLOC_PERTURB_": fill}
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
             assert done.returncode == 0, done.stderr
         names = [form.name for form in CONTAINERS if form.name != "mp4 h264 10-bit"]
         assert filecmp.cmpfiles(tmp_path / "17", tmp_path / "170", names, shallow=False) == (names, [], [])
@@ -897,7 +897,7 @@ class TestJournal:
             with pytest.raises(JournalIsLocked, match=f"process {other.pid} already"):
                 Journal.open(tmp_path, PLAN)
             other.send_signal(signal.SIGKILL)
-            other.wait(10)
+            other.wait(120)
         Journal.open(tmp_path, PLAN).close()
 
     def test_a_lock_whose_file_was_removed_meanwhile(self, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from headroom.vae.exact.operations.convolution import SlabConvolution
 from headroom.vae.exact.planning.device import ACCELERATOR, CPU, Figures
 from headroom.vae.exact.planning.workspace import BY_RULE, ConvolutionWorkspace
 
+from ..nightly import some_of
 from .test_exact_vae import decoder, encoder, noise, seeded
 
 META = torch.device("meta")
@@ -87,7 +88,7 @@ class TestPlans:
         plans = (planned(nn.Conv2d(9, 24, 3, padding=(0, 1)), self.SHAPE, on_card(one)) for one in (None, none))
         assert len({plan.peak for plan in plans}) == 1
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("dtype", some_of([torch.float32, torch.bfloat16], 2))
     def test_strips_get_lower_as_more_is_held(self, dtype: torch.dtype) -> None:
         """Within one budget, which each plan keeps to with what it counts."""
         shape = (1, 4, 96, 96)
