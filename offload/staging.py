@@ -147,6 +147,12 @@ class Staging:
         if staged.region is not None:
             self._ring.drop(staged.region)
 
+    def leave(self) -> None:
+        """The memory goes with the last of its copies: whoever reads one has waited for it, and nobody for the rest."""
+        if self._buffer is not None and self._stream is not None:
+            compute_stream(self._device).wait_stream(self._stream)
+        self._buffer = None
+
     def close(self) -> None:
         """Waits for the copies under way and gives the memory back."""
         if self._buffer is not None and self._stream is not None:

@@ -21,6 +21,7 @@ WRAPPER_KEY = "headroom_sampling"
 ROW, FOLLOWING, OPTIMIZER = "headroom_row", "headroom_following", "headroom_optimizer"
 SAMPLER = 2  # among the arguments of the host's sampling; a training goes through it as well, with an optimizer
 COMPILED = "torch.compile"  # the host's key of its wrapper
+TRAINED = "headroom_training"  # ours of the one that lays checkpoints around blocks
 ATTACHMENTS = "headroom"  # prefix of what our nodes attach to a model
 
 

@@ -16,7 +16,7 @@ from ..core.wrapper_kinds import APPLY_MODEL, OUTER_SAMPLE
 from ..measure.wrappers import measure_sampling, wrap
 from .budget import Budget, layer_costs, least_weights, loads_by_the_host, plan_budget, set_budget
 from .host_internals import check_calls, check_model
-from .offloaded_sampling import Offload, OffloadedSampling, prefetched
+from .offloaded_sampling import Offload, OffloadedSampling, streamed
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -66,9 +66,10 @@ def apply_offload(
     result.attachments[ATTACHMENT] = offload
     measure_sampling(result)
     wrap(result, OUTER_SAMPLE, WRAPPER_KEY, OffloadedSampling(offload))
-    if budget is not None and budget.staging:
-        check_calls(model)
-        wrap(result, APPLY_MODEL, WRAPPER_KEY, prefetched)
+    if budget is not None:
+        if budget.staging:
+            check_calls(model)
+        wrap(result, APPLY_MODEL, WRAPPER_KEY, streamed)
     return result, report(model, offload)
 
 

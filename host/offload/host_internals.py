@@ -84,6 +84,8 @@ def check_loaded(model: ModelPatcher) -> None:
     Raises:
         HostChangedError: weights are loaded, and no layer says that it is.
     """
+    if getattr(model, "weight_wrapper_patches", None):
+        return  # Host: in a training what is trained counts as loaded, though no layer is
     if model.loaded_size() and not any(hasattr(m, "comfy_patched_weights") for m in model.model.modules()):
         raise HostChangedError("mark of loaded layers (comfy_patched_weights)")
 

@@ -13,15 +13,20 @@ from torch import Tensor, nn
 from ...memory import Row
 from ...memory.link import link_speed
 from ...memory.units import format_bytes
+from ...offload.brought import brought, layers_off
 from ...offload.prefetch import LayerPrefetch, Learned
 from ...offload.streamed import Traffic
 from ..core.wrapper_kinds import APPLY_MODEL
-from ..measure.wrappers import COMPILED, current_row
+from ..measure.wrappers import COMPILED, OPTIMIZER, TRAINED, current_row
 from .budget import Budget
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
 
+KEPT = (
+    "a training keeps the weights that it streams until its backward has read them; put Training Memory (plan: every"
+    " block) before Train LoRA, and it holds one block's"
+)
 ENGINE = "headroom_prefetch"  # our entry in the host's transformer_options
 
 
@@ -61,6 +66,8 @@ class OffloadedSampling:
         options = guider.model_options.setdefault("transformer_options", {})
         row = current_row(options)
         row.notices += self.offload.notes
+        if self.offload.budget is not None and options.get(OPTIMIZER) and TRAINED not in _wrappers(options):
+            row.notices.append(KEPT)
         engine = options[ENGINE] = Engine(self.offload)
         start = time.perf_counter()
         try:
@@ -95,6 +102,10 @@ class Engine:
     def __init__(self, offload: Offload) -> None:
         self._offload = offload
         self._prefetch: LayerPrefetch | None = None
+
+    @property
+    def prefetches(self) -> bool:
+        return self._offload.budget is not None and bool(self._offload.budget.staging)
 
     @property
     def traffic(self) -> Traffic | None:
@@ -140,13 +151,18 @@ def is_streamed(layer: nn.Module) -> bool:
 hidden: Callable[[Tensor], Tensor] | None = None
 
 
-def prefetched(executor: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+def streamed(executor: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     """An apply-model wrapper: streamed layers have hooks for this call alone."""
     model = executor.class_obj
     options = _options(args, kwargs)
+    if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
+        # Training Memory brings them block by block, and in the backward as well.
+        layers = [] if TRAINED in _wrappers(options) else layers_off(model.diffusion_model, x.device)
+        with brought(layers, x.device, together=False):
+            return executor(x, *args, **kwargs)
     engine: Engine | None = options.get(ENGINE)
-    trains = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-    if engine is None or trains or _is_compiled(options):
+    # torch.compile runs the model: hooks would break its graph, and the host drops its streams there too.
+    if engine is None or not engine.prefetches or COMPILED in _wrappers(options):
         return executor(x, *args, **kwargs)
     prefetch = engine.of(model.diffusion_model, x.device)
     if not prefetch.streamed:
@@ -166,6 +182,7 @@ def _options(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     return found or {}
 
 
-def _is_compiled(options: dict[str, Any]) -> bool:
-    """Whether torch.compile runs the model: hooks would break its graph, and the host drops its streams there too."""
-    return COMPILED in options.get("wrappers", {}).get(APPLY_MODEL, {})
+def _wrappers(options: dict[str, Any]) -> dict[str, Any]:
+    """Around the call, by their keys."""
+    found: dict[str, Any] = options.get("wrappers", {}).get(APPLY_MODEL, {})
+    return found
