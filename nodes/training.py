@@ -70,6 +70,14 @@ class HeadroomTraining(io.ComfyNode):
                     " budget: as little as fits.",
                 ),
                 blocks_input(" Others are kept, and computed once."),
+                io.Boolean.Input(
+                    "checkpoints_in_ram",
+                    default=False,
+                    optional=True,
+                    tooltip="Keeps what goes into each block in RAM until its backward, copied while blocks compute:"
+                    " the card holds two of them, however many blocks there are. Plans every block, every k-th block"
+                    " and budget; on a CPU it changes nothing.",
+                ),
             ],
             outputs=[
                 io.Model.Output(tooltip="A copy of the model; the input is unchanged."),
@@ -84,9 +92,12 @@ class HeadroomTraining(io.ComfyNode):
 
     @classmethod
     @checked
-    def execute(cls, model: Any, plan: dict[str, Any], blocks: str = "all") -> io.NodeOutput:
+    def execute(
+        cls, model: Any, plan: dict[str, Any], blocks: str = "all", checkpoints_in_ram: bool = False
+    ) -> io.NodeOutput:
         asked = TrainingPlan(
-            plan["plan"], parse_blocks(blocks), plan.get("k", 0), int(plan.get("vram_budget_gb", 0) * GB)
-        )
+            plan["plan"], parse_blocks(blocks), plan.get("k", 0), int(plan.get("vram_budget_gb", 0) * GB),
+            checkpoints_in_ram,
+        )  # fmt: skip
         result, report = apply_checkpoints(model, asked)
         return io.NodeOutput(result, report, ui=ui.PreviewText(report))

@@ -1626,7 +1626,7 @@ WORKFLOWS = (
         "unit/test_training_checkpoints.py",
         (
             "checkpoints: what was changed in place is taken for what the block gave",
-            "output() is leaf and _version(leaf) == version",
+            "output() is leaf and version_of(leaf) == version",
             "output() is leaf",
         ),
         (
@@ -1636,7 +1636,7 @@ WORKFLOWS = (
         ),
         (
             "checkpoints: a kept tensor that was written to is taken",
-            "return self.value is not None and _version(self.value) == self._version",
+            "return self.value is not None and version_of(self.value) == self._version",
             "return self.value is not None",
         ),
         (
@@ -1644,6 +1644,33 @@ WORKFLOWS = (
             "                place.segment = inner",
             "                place.fill(tensor)",
         ),
+    ),
+    *_of(
+        "training/chain.py",
+        "unit/test_training_plans.py",
+        ("plans: a checkpoint in RAM stays on the device", "self.held -= self._copied_meanwhile()", "pass"),
+    ),
+    *_of(
+        "training/in_ram.py",
+        "unit/test_training_checkpoints.py emulator/test_training_in_ram.py",
+        ("checkpoints in RAM: what has come back stays", "ticket.arriving = ticket.arrived = None", "pass"),
+        ("checkpoints in RAM: what blocks share goes once for each", "self._known[id(tensor)] = (", "_ = ("),
+        ("checkpoints in RAM: nobody waits for them", "self._now().wait_event(ticket.arrived)", "pass"),
+        ("checkpoints in RAM: they are copied before they are computed", "self._out.wait_stream(self._now())", "pass"),
+    ),
+    *_of(
+        "training/optimal.py",
+        "unit/test_training_plans.py",
+        (
+            "plans: with checkpoints in RAM no block is kept",
+            "for kept in reversed(range(count + 1)):",
+            "for kept in (0,):",
+        ),
+    ),
+    *_of(
+        "offload/brought.py",
+        "emulator/test_training_streamed.py",
+        ("brought weights: nobody waits for them", "self._staging.ready(self._staged[id(each)])", "pass"),
     ),
     *_of(
         "training/surroundings.py",

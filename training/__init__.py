@@ -3,20 +3,24 @@
 On plain tensors: chains of blocks, plans of checkpoints, and the plan that computes least again within a budget.
 """
 
+from .block_input import ComputedOtherwise
 from .chain import BlockCost, Checkpoints, StepCost, every, spent
-from .checkpoint import CheckpointedChain, ComputedOtherwise, WrittenPlaces, run_alone
-from .optimal import StepDoesNotFit, least_recomputation, least_room
+from .checkpoint import CheckpointedChain, WrittenPlaces, run_alone
+from .in_ram import InRam
+from .optimal import StepDoesNotFit, least_recomputation, least_recomputation_in_ram, least_room
 
 __all__ = [
     "BlockCost",
     "CheckpointedChain",
     "Checkpoints",
     "ComputedOtherwise",
+    "InRam",
     "StepCost",
     "StepDoesNotFit",
     "WrittenPlaces",
     "every",
     "least_recomputation",
+    "least_recomputation_in_ram",
     "least_room",
     "run_alone",
     "spent",

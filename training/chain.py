@@ -13,6 +13,8 @@ from dataclasses import dataclass
 #: own lie behind one checkpoint, and are run again by that plan.
 Checkpoints = tuple["int | Checkpoints", ...]
 
+ON_DEVICE = 2  # checkpoints of those that are kept in RAM: one that is used, and one that is copied meanwhile
+
 
 @dataclass(frozen=True)
 class BlockCost:
@@ -75,15 +77,19 @@ def first_and_last(plan: Checkpoints) -> tuple[int, int]:
     return first, last
 
 
-def spent(chain: Sequence[BlockCost], plan: Checkpoints) -> StepCost:
+def spent(chain: Sequence[BlockCost], plan: Checkpoints, *, in_ram: bool = False) -> StepCost:
     """Follows a step through a plan of all blocks.
+
+    Args:
+        in_ram: what goes into the blocks behind the plan's checkpoints is kept in the machine's memory; of two of them
+            it is on the device, as one is copied while another is used.
 
     Raises:
         ValueError: the plan leaves blocks out, or has them in another order.
     """
     if list(_numbers(plan)) != list(range(len(chain))):
         raise ValueError(f"plan: it has to name blocks 0 to {len(chain) - 1} in their order, each once")
-    walk = _Walk(chain)
+    walk = _Walk(chain, in_ram)
     walk.through(plan)
     walk.back(plan)
     return StepCost(walk.peak, walk.again)
@@ -100,14 +106,15 @@ def _numbers(plan: Checkpoints) -> Iterator[int]:
 class _Walk:
     """One step, block by block: what is held, and the most that was."""
 
-    def __init__(self, chain: Sequence[BlockCost]) -> None:
+    def __init__(self, chain: Sequence[BlockCost], in_ram: bool) -> None:
         self.chain = chain
         self.held = self.peak = 0
         self.again = 0.0
+        self.in_ram, self.sent = in_ram, list[int]()
 
     def through(self, plan: Checkpoints, again: bool = False) -> None:
         """Forward; what the plan keeps is held then."""
-        for part in plan:
+        for part, following in zip(plan, (*plan[1:], None)):
             if isinstance(part, int):
                 self._see(self.chain[part].saved + self.chain[part].forward_work)
                 self.held += self.chain[part].stays(again, part == plan[-1])
@@ -117,11 +124,14 @@ class _Walk:
             for block in self.chain[first : last + 1]:
                 self._see(before + block.given + block.forward_work)
                 before = block.given
-            self.held += self.chain[last].given
+            self.held += before
+            if self._goes(following, again):
+                self.held -= self._copied_meanwhile()
+                self.sent.append(before)
 
     def back(self, plan: Checkpoints, again: bool = False) -> None:
         """Backward; nothing of the plan is held then. The gradient of what the last block gave is there."""
-        for part in reversed(plan):
+        for part, following in zip(reversed(plan), (None, *plan[:0:-1])):
             if isinstance(part, int):
                 block, into = self.chain[part], self.chain[part - 1].given if part else 0
                 self._see(block.given + into + block.backward_work)
@@ -129,12 +139,23 @@ class _Walk:
                 continue
             first, last = first_and_last(part)
             self.held -= self.chain[last].given  # what goes into the next block, which is done
+            if self._goes(following, again):
+                self.sent.pop()
+                self.held += self._copied_meanwhile()
             self.again += sum(block.forward for block in self.chain[first : last + 1])
             # The gradient waits while they are run again.
             self.held += self.chain[last].given
             self.through(part, again=True)
             self.held -= self.chain[last].given
             self.back(part, again=True)
+
+    def _goes(self, following: int | Checkpoints | None, again: bool) -> bool:
+        """Whether what a part gives is kept in the machine's memory: it goes behind one of the plan's checkpoints."""
+        return self.in_ram and not again and isinstance(following, tuple)
+
+    def _copied_meanwhile(self) -> int:
+        """Bytes of the latest checkpoint that is on the device until there is one more."""
+        return self.sent[-ON_DEVICE] if len(self.sent) >= ON_DEVICE else 0
 
     def _see(self, more: int) -> None:
         self.peak = max(self.peak, self.held + more)

@@ -21,15 +21,13 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from .block_input import BlockInput, ComputedOtherwise
 from .chain import Checkpoints, first_and_last
+from .in_ram import InRam, version_of
 from .surroundings import Surroundings
 
 #: Of a block's number and the shapes that go into it: which of the tensors that it saves are written to later.
 WrittenPlaces = dict[tuple[int, tuple[torch.Size, ...]], set[int]]
-
-
-class ComputedOtherwise(RuntimeError):
-    """A block that is run again saves other tensors than it did: what it does depends on more than its inputs."""
 
 
 class CheckpointedChain:
@@ -38,11 +36,13 @@ class CheckpointedChain:
     Args:
         plan: which blocks are kept, and which lie behind a checkpoint. A block that it does not name is kept.
         written: what is learnt of the chain and good for its next forward, see :class:`WrittenPlaces`.
+        ram: where what goes into blocks behind checkpoints is kept; None: on its device.
     """
 
-    def __init__(self, plan: Checkpoints, written: WrittenPlaces | None = None) -> None:
+    def __init__(self, plan: Checkpoints, written: WrittenPlaces | None = None, ram: InRam | None = None) -> None:
         self._behind, self._segments = segments_of(plan), dict[Checkpoints, _Segment]()
-        self._written = {} if written is None else written
+        self._written, self._ram = {} if written is None else written, ram
+        self._latest: _Segment | None = None
 
     def run(self, number: int, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Calls a block.
@@ -61,7 +61,7 @@ class CheckpointedChain:
             key = (number, tuple(leaf.shape for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)))
             return _Segment((number,), self._written.setdefault(key, set())).run(number, forward, args, kwargs)
         if behind not in self._segments:
-            self._segments[behind] = _Segment(behind)
+            self._latest = self._segments[behind] = _Segment(behind, ram=self._ram, before=self._latest)
         return self._segments[behind].run(number, forward, args, kwargs)
 
 
@@ -96,12 +96,12 @@ class _Place:
             self.fill(value)
 
     def fill(self, value: Tensor) -> None:
-        self.value, self._version = value.detach(), _version(value)
+        self.value, self._version = value.detach(), version_of(value)
 
     @property
     def is_filled(self) -> bool:
         """With a tensor that nobody has written to since."""
-        return self.value is not None and _version(self.value) == self._version
+        return self.value is not None and version_of(self.value) == self._version
 
     def taken(self) -> Tensor:
         """The tensor; of a block that is not kept once: it is let go here."""
@@ -123,40 +123,12 @@ class _Earlier:
     output: int
 
 
-class _Kept:
-    """A tensor that goes into a segment, as it was when it did.
-
-    A block may write to what goes into it (Flux's do): a copy is kept then, and else the tensor itself.
-
-    Args:
-        tensor: before the block runs.
-    """
-
-    def __init__(self, tensor: Tensor) -> None:
-        self.needs_gradient, self.version = tensor.requires_grad, _version(tensor)
-        self.is_copy = tensor.requires_grad and not tensor.is_leaf
-        self.tensor = tensor.detach().clone() if self.is_copy else tensor.detach()
-
-    def settle(self, tensor: Tensor) -> None:
-        """When the block has run on it."""
-        if self.is_copy and _version(tensor) == self.version:
-            self.tensor, self.is_copy = tensor.detach(), False
-
-    def back(self, number: int) -> Tensor:
-        """For a block that runs again."""
-        if self.is_copy:
-            return self.tensor.detach().requires_grad_(self.needs_gradient).clone()
-        if _version(self.tensor) != self.version:
-            raise ComputedOtherwise(f"block {number}: what goes into it was written to after it had run")
-        return self.tensor.detach().requires_grad_(self.needs_gradient)
-
-
 @dataclass
 class _Call:
     """One block's call.
 
     Attributes:
-        leaves: of its arguments, tensors among them as :class:`_Kept` or :class:`_Earlier`.
+        leaves: of its arguments, tensors among them as :class:`.BlockInput` or :class:`_Earlier`.
         places: of what autograd would have saved; one that nobody waits for is gone.
         written: numbers of places whose tensor the block wrote to after autograd would have saved it.
         outputs: the tensors that it gave, as long as somebody has them, and their versions.
@@ -177,10 +149,18 @@ class _Segment:
     Args:
         plan: of the blocks.
         copied: of a block that is kept, numbers of places that get copies; more are learnt.
+        ram: where what goes in is kept; None: on its device.
+        before: what comes back from there while this one runs again.
     """
 
-    def __init__(self, plan: Checkpoints, copied: set[int] | None = None) -> None:
-        self.plan, self.copied = plan, copied
+    def __init__(
+        self,
+        plan: Checkpoints,
+        copied: set[int] | None = None,
+        ram: InRam | None = None,
+        before: _Segment | None = None,
+    ) -> None:
+        self.plan, self.copied, self.ram, self._before = plan, copied, ram, before
         self.calls: list[_Call] = []
         self.around = Surroundings()
 
@@ -197,13 +177,13 @@ class _Segment:
                 value = tensor.detach().clone() if number in self.copied else tensor
             place = _Place(self, tensor, number, value)
             call.places.append(weakref.ref(place))
-            seen.append((tensor.detach(), _version(tensor)))
+            seen.append((tensor.detach(), version_of(tensor)))
             return place
 
         self.calls.append(call)
         with saved_tensors_hooks(pack, _Place.taken):
             result = forward(*args, **kwargs)
-        call.written = frozenset(k for k, (tensor, version) in enumerate(seen) if _version(tensor) != version)
+        call.written = frozenset(k for k, (tensor, version) in enumerate(seen) if version_of(tensor) != version)
         seen.clear()  # the graph keeps the hook
         self._ran(call, leaves, result)
         if self.copied is not None:
@@ -215,19 +195,24 @@ class _Segment:
             return leaf
         if self.calls:
             for number, (output, version) in enumerate(self.calls[-1].outputs):
-                if output() is leaf and _version(leaf) == version:
+                if output() is leaf and version_of(leaf) == version:
                     return _Earlier(len(self.calls) - 1, number)
-        return _Kept(leaf)
+        return BlockInput(leaf, self.ram)
 
     def _ran(self, call: _Call, leaves: Sequence[Any], result: Any) -> None:
+        if self.ram is not None:
+            self.ram.turn()
         for held, leaf in zip(call.leaves, leaves):
-            if isinstance(held, _Kept):
+            if isinstance(held, BlockInput):
                 held.settle(leaf)
         outputs = (leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor))
-        call.outputs = [(weakref.ref(output), _version(output)) for output in outputs]
+        call.outputs = [(weakref.ref(output), version_of(output)) for output in outputs]
 
     def again(self) -> None:
         """Runs all blocks once more; places then have their tensors, or wait for a checkpoint of the plan's own."""
+        self._fetch()
+        if self._before is not None:
+            self._before._fetch()
         given: list[list[Tensor]] = []
         behind, inner = segments_of(self.plan), dict[Checkpoints, _Segment]()
         with self.around.restored(), torch.enable_grad():
@@ -239,6 +224,11 @@ class _Segment:
                 given.append([leaf for leaf in tree_flatten(result)[0] if isinstance(leaf, Tensor)])
                 if len(given) > 1:
                     given[-2] = []  # nobody asks for it any more
+
+    def _fetch(self) -> None:
+        """Starts to bring back what goes in."""
+        for given in (leaf for call in self.calls for leaf in call.leaves if isinstance(leaf, BlockInput)):
+            given.fetch()
 
     def _once_more(self, call: _Call, given: list[list[Tensor]], inner: _Segment | None) -> Any:
         leaves = [self._brought(leaf, call.number, given) for leaf in call.leaves]
@@ -276,12 +266,7 @@ class _Segment:
     def _brought(self, leaf: Any, number: int, given: list[list[Tensor]]) -> Any:
         if isinstance(leaf, _Earlier):
             return given[leaf.call][leaf.output]
-        return leaf.back(number) if isinstance(leaf, _Kept) else leaf
-
-
-def _version(tensor: Tensor) -> int:
-    """How often it was written to; a tensor made under inference mode does not tell."""
-    return -1 if tensor.is_inference() else tensor._version
+        return leaf.back(number) if isinstance(leaf, BlockInput) else leaf
 
 
 def _asked_for_nothing(saved: Any) -> Tensor:

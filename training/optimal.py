@@ -59,6 +59,33 @@ def least_recomputation(chain: Sequence[BlockCost], budget: int) -> tuple[Checkp
     return plan, step
 
 
+def least_recomputation_in_ram(chain: Sequence[BlockCost], budget: int) -> tuple[Checkpoints, StepCost]:
+    """As :func:`least_recomputation`, with checkpoints that are kept in the machine's memory.
+
+    They cost next to nothing there, so that each block has its own or is kept; the last blocks are, which are done
+    before others run again. Where less is computed again by the plan without RAM, its checkpoints move there.
+
+    Raises:
+        StepDoesNotFit: whatever is computed again.
+    """
+    count, found, least = len(chain), list[tuple[Checkpoints, StepCost]](), list[int]()
+    try:
+        plan, _ = least_recomputation(chain, budget)
+        found.append((plan, spent(chain, plan, in_ram=True)))
+    except StepDoesNotFit as error:
+        least.append(error.least)
+    for kept in reversed(range(count + 1)):
+        plan = (*((number,) for number in range(count - kept)), *range(count - kept, count))
+        step = spent(chain, plan, in_ram=True)
+        least.append(step.peak)
+        if step.peak <= budget:
+            found.append((plan, step))
+            break
+    if not found:
+        raise StepDoesNotFit(min(least), budget)
+    return min(found, key=lambda one: one[1].again)
+
+
 def _plans(chain: Sequence[BlockCost], budget: int) -> Iterator[tuple[Checkpoints, StepCost]]:
     """Plans that keep the budget, the best one by the tables among them."""
     tables = _Tables(chain, budget)

@@ -14,7 +14,16 @@ from torch.autograd.graph import saved_tensors_hooks
 from ...memory import Row
 from ...memory.prediction import Prediction
 from ...memory.units import format_bytes, format_gb
-from ...training import Checkpoints, StepCost, StepDoesNotFit, WrittenPlaces, least_recomputation, spent
+from ...training import (
+    Checkpoints,
+    InRam,
+    StepCost,
+    StepDoesNotFit,
+    WrittenPlaces,
+    least_recomputation,
+    least_recomputation_in_ram,
+    spent,
+)  # fmt: skip
 from ..measure.runs import notice
 from ..measure.wrappers import OPTIMIZER, ROW
 from ..prediction.stages import own_card
@@ -36,6 +45,7 @@ class RunningStep:
         finish: called with what the network gave, which it returns.
         instead: gives what a block would, which is not run then.
         attention: that is at work in it.
+        ram: where its checkpoints are kept; None: on the device.
     """
 
     plan: Checkpoints
@@ -44,6 +54,7 @@ class RunningStep:
     finish: Callable[[Any], Any] = field(default=lambda result: result)
     instead: Callable[[], Any] | None = None
     attention: TrainedAttention | None = None
+    ram: InRam | None = None
 
 
 class TrainingBudget:
@@ -87,13 +98,14 @@ class TrainingBudget:
         first = FirstStep(base, x, inputs, optimizer, card, pictures, texts_too=not card.has_own_memory)
 
         def finish(result: Any) -> Any:
-            self._plans[key] = self._learnt(first, plan, result)
+            self._plans[key] = self._learnt(first, plan, result, running.ram)
             return result
 
+        running = RunningStep(plan, first.before, first.after, finish)
         with saved_tensors_hooks(first.saves, lambda tensor: tensor):
-            yield RunningStep(plan, first.before, first.after, finish)
+            yield running
 
-    def _learnt(self, first: FirstStep, plan: Checkpoints, result: Any) -> Checkpoints:
+    def _learnt(self, first: FirstStep, plan: Checkpoints, result: Any, ram: InRam | None) -> Checkpoints:
         chain = first.chain(len(self._blocks.paths))
         held = first.held(result)
         if chain is None:
@@ -104,10 +116,13 @@ class TrainingBudget:
             return plan
         if self._asked.kind == BUDGET:
             try:
-                plan, _ = least_recomputation(chain, self._asked.budget - held.total)
+                least = least_recomputation if ram is None else least_recomputation_in_ram
+                plan, _ = least(chain, self._asked.budget - held.total)
             except StepDoesNotFit as error:
                 raise ValueError(too_small(self._asked.budget, error.least, held)) from None
-        cost = spent(chain, plan)
+        cost = spent(chain, plan, in_ram=ram is not None)
+        if ram is not None:
+            self._line(f"checkpoints of a step {format_bytes(ram.sent)}, copied to RAM and back once")
         self._predicted(held, cost)
         if self._asked.kind in (ATTENTION, FEED_FORWARD):
             self._line(

@@ -12,11 +12,12 @@ import torch
 from torch import nn
 
 from ...memory.units import format_gb
-from ...training import CheckpointedChain, run_alone
+from ...offload.brought import brought, layers_off
+from ...training import CheckpointedChain, InRam, run_alone
 from ..core.compat import OVERRIDE
 from ..core.internals import find
 from ..core.wrapper_kinds import APPLY_MODEL
-from ..measure.wrappers import measure_sampling, wrap
+from ..measure.wrappers import TRAINED, measure_sampling, wrap
 from .attention import BY_FREE_MEMORY, TrainedAttention
 from .budget import RunningStep, TrainingBudget
 from .plan import ATTENTION, BUDGET, EVERY_BLOCK, EVERY_KTH, FEED_FORWARD, TrainedBlocks, TrainingPlan, feed_forwards
@@ -24,7 +25,6 @@ from .plan import ATTENTION, BUDGET, EVERY_BLOCK, EVERY_KTH, FEED_FORWARD, Train
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
 
-WRAPPER_KEY = "headroom_training"
 FORWARD = "forward"
 OPTIONS = 5  # transformer_options among the arguments of the host's call
 HOSTS_FORWARD = "org_forward"  # of a module that the host's own training runs behind a checkpoint, by its name there
@@ -50,8 +50,8 @@ def apply_checkpoints(model: ModelPatcher, plan: TrainingPlan) -> tuple[ModelPat
     result = model.clone()
     measure_sampling(result)
     behind = BehindCheckpoints(plan, blocks)
-    wrap(result, APPLY_MODEL, WRAPPER_KEY, behind)
-    result.attachments[WRAPPER_KEY] = behind
+    wrap(result, APPLY_MODEL, TRAINED, behind)
+    result.attachments[TRAINED] = behind
     return result, "\n".join(_report(network, plan, blocks))
 
 
@@ -67,6 +67,12 @@ def _report(network: nn.Module, plan: TrainingPlan, blocks: TrainedBlocks) -> It
         BUDGET: f"the first step of each size has {len(behind)} checkpoints; from the second on there are as few as fit"
         f" {format_gb(plan.budget)}",
     }[plan.kind]
+    if plan.in_ram:
+        yield (
+            "checkpoints are kept in RAM beside a card, copied while blocks compute"
+            if plan.kind in (EVERY_BLOCK, EVERY_KTH, BUDGET)
+            else "checkpoints_in_ram: the checkpoints of parts of blocks stay on the card; choose every block"
+        )
     yield "Train LoRA's own gradient_checkpointing is left out within the blocks, on or off"
     chosen = getattr(find("comfy.ldm.modules.attention:optimized_attention"), "__name__", "")
     if chosen in BY_FREE_MEMORY:
@@ -100,14 +106,23 @@ class BehindCheckpoints:
         with ExitStack() as stack:
             stack.enter_context(_plain(network))
             step = stack.enter_context(self._budget.step(base, args[0], (args[1:OPTIONS], kwargs), options))
-            chain = CheckpointedChain(step.plan, self._budget.written)
+            device = args[0].device
+            step.ram = InRam(device) if self.plan.in_ram and device.type != "cpu" else None
+            chain = CheckpointedChain(step.plan, self._budget.written, step.ram)
+            stack.enter_context(brought(self._outside(network, device), device, together=False))
             for number, (path, alone) in enumerate(zip(self.blocks.paths, self.alone_in(network))):
                 block = network.get_submodule(path)
-                stack.enter_context(replaced_forward(block, partial(_run, chain, step, number, block, alone)))
+                run = partial(run_own, block, alone, device)
+                stack.enter_context(replaced_forward(block, partial(_run, chain, step, number, block, run)))
             behind = self.plan.selection if self.plan.kind == ATTENTION else None
             attention = TrainedAttention(options.get(OVERRIDE), behind, self.blocks.ends)
             options[OVERRIDE], step.attention = attention, attention
             return step.finish(executor(*args[:OPTIONS], options, *args[OPTIONS + 1 :], **kwargs))
+
+    def _outside(self, network: nn.Module, device: torch.device) -> list[nn.Module]:
+        """Layers outside of the blocks whose weights the host has left off the device."""
+        within = {module for path in self.blocks.paths for module in network.get_submodule(path).modules()}
+        return [layer for layer in layers_off(network, device) if layer not in within]
 
     def alone_in(self, network: nn.Module) -> list[list[nn.Module]]:
         """Of each block, the parts that lie behind checkpoints of their own."""
@@ -127,12 +142,12 @@ def _run(
     step: RunningStep,
     number: int,
     block: nn.Module,
-    alone: Sequence[nn.Module],
+    own: Callable[..., Any],
     forward: Callable[..., Any],
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    run = partial(run_own, block, alone, forward)
+    run = partial(own, forward)
     step.before(number, block, run, args, kwargs)
     result = chain.run(number, run, *args, **kwargs) if step.instead is None else step.instead()
     step.after(result)
@@ -156,12 +171,22 @@ def replaced_forward(module: nn.Module, run: Callable[..., Any]) -> Iterator[Non
 
 
 def run_own(
-    block: nn.Module, alone: Sequence[nn.Module], forward: Callable[..., Any], *args: Any, **kwargs: Any
+    block: nn.Module,
+    alone: Sequence[nn.Module],
+    device: torch.device,
+    forward: Callable[..., Any],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    """A block's own forward, as in the call around it when it is run again, unless the user has cancelled."""
+    """A block's own forward, as in the call around it when it is run again, unless the user has cancelled.
+
+    Weights that are not on the device come with it. The host's buffers for such are written anew before a backward
+    has read them.
+    """
     ask_whether_cancelled()
     with ExitStack() as stack:
         stack.enter_context(_plain(block))
+        stack.enter_context(brought(layers_off(block, device), device, together=True, running=block))
         for part in alone:
             stack.enter_context(replaced_forward(part, run_alone))
         return forward(*args, **kwargs)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ...memory.prediction import DOCUMENTED, Card, LiveBytes, fake_mode, fake_tensor, predict
+from ...memory.prediction.fused_attention import FusedAttention
 from ...training import BlockCost, CheckpointedChain, WrittenPlaces
 from ..prediction.host_answers import answering
 
@@ -49,7 +52,8 @@ class BlockCosts:
         Raises:
             CannotPredict: it looks at its data.
         """
-        kind = (type(block), _shapes((args, kwargs)), _shapes(list(block.parameters())))
+        weights = list(block.parameters())
+        kind = (type(block), _shapes((args, kwargs)), _shapes(weights), tuple(one.device for one in weights))
         if kind not in self._known:
             self._known[kind] = cost_of(
                 forward, args, kwargs, self._card, self._held, (*block.parameters(), *block.buffers())
@@ -112,21 +116,28 @@ def cost_of(
     with mode:
         given_args, given_kwargs = _without_data((args, kwargs), card.device)
     there = [*tensors_in((given_args, given_kwargs)), *held]
+    run_forward = partial(_by_its_kernels, card, forward)
 
     def run(tracker: LiveBytes) -> None:
         written: WrittenPlaces = {}
         with torch.enable_grad():
-            cost, shapes, learnt = _measured(tracker, forward, given_args, given_kwargs, written)
+            cost, shapes, learnt = _measured(tracker, run_forward, given_args, given_kwargs, written)
             real = [one for one in (*weights, *learnt) if type(one) in (Tensor, nn.Parameter)]
             if real or any(written.values()):  # what is there, and what the block writes to, is known from now on
                 tracker.leave_out([*there, *map(mode.from_tensor, real)])
-                cost, shapes, _ = _measured(tracker, forward, given_args, given_kwargs, written)
+                cost, shapes, _ = _measured(tracker, run_forward, given_args, given_kwargs, written)
             found.append((cost, shapes))
 
     # A report follows the training's own tensors meanwhile, and these are not among them.
     with answering({}), _disable_current_modes():
         predict(mode, card, (), run, DOCUMENTED, given=there)
     return found[0]
+
+
+def _by_its_kernels(card: Card, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Again in a backward too, where what has been chosen around a forward is gone."""
+    with FusedAttention(card) if card.device.type == "cuda" else nullcontext():
+        return forward(*args, **kwargs)
 
 
 def _measured(

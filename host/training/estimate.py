@@ -7,20 +7,34 @@ from contextlib import suppress
 from dataclasses import replace
 from math import isqrt
 
+from torch import nn
+
 from ...attention import parse_blocks
 from ...memory.accelerator import is_here
 from ...memory.prediction import CannotPredict, Card, Prediction, Stage, TrainingForecast, TrainingWay
 from ...memory.render import training_sentence
-from ...training import BlockCost, Checkpoints, StepCost, StepDoesNotFit, every, least_recomputation, spent
+from ...memory.units import format_bytes
+from ...training import (
+    BlockCost,
+    Checkpoints,
+    StepCost,
+    StepDoesNotFit,
+    every,
+    least_recomputation,
+    least_recomputation_in_ram,
+    spent,
+)  # fmt: skip
 from ..measure.calibrated import workspaces_for
+from ..measure.wrappers import TRAINED
+from ..offload.budget import NETWORK, budget_of, module_bytes
 from .budget import too_small
-from .checkpointed import WRAPPER_KEY
 from .plan import ATTENTION, BUDGET, EVERY_BLOCK, FEED_FORWARD, TrainedBlocks, TrainingPlan
 from .without_data import TrainedStep, Training, predict_training_step
 
 ALL = parse_blocks("all")
 PARTS = (ATTENTION, FEED_FORWARD)
 WITHOUT, OWN, BEST = "no checkpoints", "Train LoRA's own, depth 1", "budget: the least that fits"
+IN_RAM = "every block, checkpoints in RAM"
 
 
 def forecast_training(asked: Training, card: Card, limit: float = 0.85) -> TrainingForecast:
@@ -35,15 +49,16 @@ def forecast_training(asked: Training, card: Card, limit: float = 0.85) -> Train
         CannotPredict: the model looks at its data.
         ValueError: the model has no blocks, this ComfyUI no such adapter, or Training Memory's budget is too small.
     """
-    ours = asked.model.attachments.get(WRAPPER_KEY)
+    ours = asked.model.attachments.get(TRAINED)
     plans = [TrainingPlan(kind, ALL) for kind in PARTS] + ([ours.plan] if ours and ours.plan.kind in PARTS else [])
     step = predict_training_step(asked, card, plans)
+    step = replace(step, held=replace(step.held, weights=step.held.weights - weights_in_ram(asked, card)))
     held, constant = step.held, workspaces_for(card).constant(card)
     room = int(limit * card.total) - held.total - constant
-    ways, chosen = list(_ways(step, room)), OWN if asked.settings.gradient_checkpointing else WITHOUT
+    ways, chosen = list(_ways(step, card, room)), OWN if asked.settings.gradient_checkpointing else WITHOUT
     if ours is not None:
         chosen = f"Training Memory: {ours.plan}"
-        way = _by_plan(ours.plan, ours.blocks, step)
+        way = _by_plan(ours.plan, ours.blocks, step, card)
         if way is None:
             raise CannotPredict("what the chosen parts of the blocks take is not known")
         ways.append(replace(way, name=chosen))
@@ -52,6 +67,27 @@ def forecast_training(asked: Training, card: Card, limit: float = 0.85) -> Train
         card, limit, held.weights, held.adapter, held.gradients, held.states, held.outside + held.given, constant,
         step.parameters, len(step.chain), asked.settings.optimizer, tuple(ways), number,
     )  # fmt: skip
+
+
+def weights_in_ram(asked: Training, card: Card) -> int:
+    """Bytes of weights that are not on the card while the largest block of those that come block by block is."""
+    model = asked.model
+    budget, all_of_them = budget_of(model), asked.settings.offloading
+    if TRAINED not in model.attachments or not card.has_own_memory or (budget is None and not all_of_them):
+        return 0
+    network, kept = model.get_model_object("diffusion_model"), frozenset[str]()
+    if not all_of_them and budget is not None and budget.resident is not None:
+        kept = budget.resident
+    largest = max(
+        _comes(f"{NETWORK}{path}", network.get_submodule(path), kept) for path in TrainedBlocks.of(network).paths
+    )
+    stays = 0 if all_of_them or budget is None else budget.loadable
+    return max(0, int(model.model_size()) - stays - largest)
+
+
+def _comes(path: str, block: nn.Module, kept: frozenset[str]) -> int:
+    """Bytes of a block's weights in layers that do not stay."""
+    return sum(module_bytes(layer) for name, layer in block.named_modules() if f"{path}.{name}" not in kept)
 
 
 def training_stage(asked: Training, card: Card) -> tuple[Stage, tuple[str, ...]]:
@@ -79,18 +115,22 @@ def training_stage(asked: Training, card: Card) -> tuple[Stage, tuple[str, ...]]
 
 def notes_of(asked: Training, card: Card) -> tuple[str, ...]:
     """What a prediction assumes or leaves out, for people."""
-    settings, ours = asked.settings, WRAPPER_KEY in asked.model.attachments
+    settings, ours = asked.settings, TRAINED in asked.model.attachments
     notes = []
     if settings.gradient_checkpointing and settings.checkpoint_depth > 1 and not ours:
         notes.append("training: Train LoRA's own checkpoints are predicted at depth 1; deeper ones may take less")
-    if settings.offloading:
-        notes.append("training: all weights are counted, with offloading some may stay in RAM")
+    if (in_ram := weights_in_ram(asked, card)) > 0:
+        notes.append(
+            f"training: {format_bytes(in_ram)} of the weights wait in RAM and come block by block, forward and backward"
+        )
+    elif settings.offloading:
+        notes.append("training: all weights are counted: Train LoRA's offloading keeps them for the backward")
     if card.device.type != "cpu" and not is_here(card.device):
         notes.append("training: of the backward a CPU's kernels are followed, a card's take about as much")
     return tuple(notes)
 
 
-def _ways(step: TrainedStep, room: int) -> Iterator[TrainingWay]:
+def _ways(step: TrainedStep, card: Card, room: int) -> Iterator[TrainingWay]:
     count = len(step.chain)
     yield _way(WITHOUT, step.chain, tuple(range(count)))
     yield _way(OWN, step.chain, every(count, count))
@@ -99,20 +139,24 @@ def _ways(step: TrainedStep, room: int) -> Iterator[TrainingWay]:
     if k > 1:
         yield _way(f"every {k} blocks", step.chain, every(count, k))
     yield _way(EVERY_BLOCK, step.chain, every(count, 1))
+    if card.has_own_memory:
+        yield _way(IN_RAM, step.chain, every(count, 1), in_ram=True)
     with suppress(StepDoesNotFit):
         yield _way(BEST, step.chain, least_recomputation(step.chain, room)[0])
 
 
-def _by_plan(plan: TrainingPlan, blocks: TrainedBlocks, step: TrainedStep) -> TrainingWay | None:
+def _by_plan(plan: TrainingPlan, blocks: TrainedBlocks, step: TrainedStep, card: Card) -> TrainingWay | None:
     if plan.kind in PARTS:
         return _of_parts(plan, step)
+    in_ram = plan.in_ram and card.has_own_memory
     if plan.kind != BUDGET:
-        return _way(plan.kind, step.chain, plan.checkpoints(blocks))
+        return _way(plan.kind, step.chain, plan.checkpoints(blocks), in_ram)
     try:
-        found, _ = least_recomputation(step.chain, plan.budget - step.held.total)
+        least = least_recomputation_in_ram if in_ram else least_recomputation
+        found, _ = least(step.chain, plan.budget - step.held.total)
     except StepDoesNotFit as error:
         raise ValueError(too_small(plan.budget, error.least, step.held)) from None
-    return _way(plan.kind, step.chain, found)
+    return _way(plan.kind, step.chain, found, in_ram)
 
 
 def _of_parts(plan: TrainingPlan, step: TrainedStep) -> TrainingWay | None:
@@ -123,8 +167,8 @@ def _of_parts(plan: TrainingPlan, step: TrainedStep) -> TrainingWay | None:
     return _named(plan.kind, step.chain, replace(spent(chain, tuple(range(len(chain)))), again=again))
 
 
-def _way(name: str, chain: Sequence[BlockCost], plan: Checkpoints) -> TrainingWay:
-    return _named(name, chain, spent(chain, plan))
+def _way(name: str, chain: Sequence[BlockCost], plan: Checkpoints, in_ram: bool = False) -> TrainingWay:
+    return _named(name, chain, spent(chain, plan, in_ram=in_ram))
 
 
 def _named(name: str, chain: Sequence[BlockCost], cost: StepCost) -> TrainingWay:

@@ -32,12 +32,14 @@ class TrainingPlan:
         selection: of the blocks; others are kept.
         k: blocks behind one checkpoint; 0: the root of their number.
         budget: bytes for all that a training has on its device; 0 if :attr:`kind` is another.
+        in_ram: what goes into the blocks behind checkpoints is kept in the machine's memory, where that is another.
     """
 
     kind: str
     selection: BlockSelection
     k: int = 0
     budget: int = 0
+    in_ram: bool = False
 
     def checkpoints(self, blocks: TrainedBlocks) -> Checkpoints:
         """Of a network's blocks, while no budget is planned."""
@@ -50,7 +52,8 @@ class TrainingPlan:
     def __str__(self) -> str:
         parts = {EVERY_KTH: f", {self.k or 'root of their number'} at a time"}.get(self.kind, "")
         blocks = "" if self.selection.text == "all" else f" of {self.selection.text}"
-        return f"{self.kind}{parts}{blocks}"
+        ram = ", checkpoints in RAM" if self.in_ram else ""
+        return f"{self.kind}{parts}{blocks}{ram}"
 
 
 def _grouped(selected: Sequence[bool], k: int) -> Iterator[int | Checkpoints]:

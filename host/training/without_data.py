@@ -22,12 +22,13 @@ from ...memory.prediction import CannotPredict, Card, explained, fake_mode
 from ...training import BlockCost
 from ..core.internals import TESTED, find
 from ..core.wrapper_kinds import APPLY_MODEL
+from ..measure.wrappers import TRAINED
 from ..prediction.conditions import fake_conditions, fake_processed
 from ..prediction.header_loading import apply_by_exchange
 from ..prediction.host_answers import answering, replaced, seen_here
 from ..prediction.step import StandIn, shape_in_model
 from .budget import SIGMAS, RunningStep
-from .checkpointed import WRAPPER_KEY, BehindCheckpoints, alone_in
+from .checkpointed import BehindCheckpoints, alone_in
 from .costs import BlockCosts
 from .first_step import FirstStep, HeldInTraining
 from .plan import ATTENTION, EVERY_BLOCK, TrainedBlocks, TrainingPlan
@@ -111,9 +112,8 @@ class _Seen:
             progress.update(1)
             first.before(number, block, run, args, kwargs)
             for plan in self._plans:
-                self._add(
-                    plan, number, block, partial(run.func, block, alone[plan][number], run.args[-1]), args, kwargs
-                )
+                run_by_plan = partial(run.func, block, alone[plan][number], *run.args[2:])
+                self._add(plan, number, block, run_by_plan, args, kwargs)
 
         def finish(result: Any) -> Any:
             chain = first.chain(count)
@@ -230,8 +230,8 @@ def _run(asked: Training, shape: torch.Size, stand_in: StandIn, seen: _Seen, beh
     fake_processed(conds)
     options = stand_in.options()
     wrappers = options["transformer_options"]["wrappers"]
-    ours = {key: found for key, found in wrappers[APPLY_MODEL].items() if key != WRAPPER_KEY}
-    wrappers[APPLY_MODEL] = {**ours, WRAPPER_KEY: [behind]}
+    ours = {key: found for key, found in wrappers[APPLY_MODEL].items() if key != TRAINED}
+    wrappers[APPLY_MODEL] = {**ours, TRAINED: [behind]}
     options["transformer_options"][SIGMAS] = torch.empty(len(asked.latents), device=device)
     guider = _of_the_node("TrainGuider")(stand_in.patcher)
     guider.inner_model, guider.conds = stand_in.model, _of_the_node("process_cond_list")(conds)

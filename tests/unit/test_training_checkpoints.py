@@ -11,7 +11,16 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from headroom.memory.prediction import LiveBytes
-from headroom.training import BlockCost, CheckpointedChain, Checkpoints, ComputedOtherwise, WrittenPlaces, every, spent
+from headroom.training import (
+    BlockCost,
+    CheckpointedChain,
+    Checkpoints,
+    ComputedOtherwise,
+    InRam,
+    WrittenPlaces,
+    every,
+    spent,
+)
 from headroom.training import checkpoint as checkpoints
 
 COUNT, WIDTH = 6, 16
@@ -61,6 +70,7 @@ def gradients(
     between: Between = lambda number, image: None,
     times: int = 1,
     written: WrittenPlaces | None = None,
+    ram: InRam | None = None,
 ) -> list[Tensor]:
     """Of a loss by all parameters and inputs.
 
@@ -69,11 +79,12 @@ def gradients(
         between: called with what each block gave, which it may change.
         times: backwards through the same graph.
         written: what earlier forwards have learnt.
+        ram: where what goes into blocks is kept.
     """
     torch.manual_seed(7)
     image, text, shared = (torch.randn(2, n, WIDTH, requires_grad=True) for n in (9, 4, 1))
     chain.zero_grad()
-    run, (x, y) = CheckpointedChain(plan or (), written), (image * 1, text * 1)
+    run, (x, y) = CheckpointedChain(plan or (), written, ram), (image * 1, text * 1)
     for number, block in enumerate(chain):
         x, y = run.run(number, block, x, y, shared=shared)
         between(number, x)
@@ -123,6 +134,18 @@ class Writing(Stream):
         image += x.tanh()
         text += y.tanh()
         return image, text
+
+
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+@pytest.mark.parametrize("kind", [Stream, Writing])
+def test_the_gradients_are_the_same_bits_with_what_goes_in_elsewhere(plan: Checkpoints, kind: type[Stream]) -> None:
+    """Each once there and back, what all blocks share once for all; tests/emulator has it beside a card."""
+    torch.manual_seed(3)
+    chain, ram = nn.ModuleList(kind() for _ in range(COUNT)), InRam(torch.device("cpu"))
+    require_same(gradients(chain, plan, ram=ram), gradients(chain, every(COUNT, 1)))
+    segments = [part for part in plan if isinstance(part, tuple)]
+    image, text = (2 * n * WIDTH * 4 for n in (9, 4))
+    assert ram.sent == ram.fetched == len(segments) * (image + text)  # what they share is trained itself: it stays
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)

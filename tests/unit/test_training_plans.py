@@ -7,7 +7,16 @@ from functools import cache
 
 import pytest
 
-from headroom.training import BlockCost, Checkpoints, StepDoesNotFit, every, least_recomputation, least_room, spent
+from headroom.training import (
+    BlockCost,
+    Checkpoints,
+    StepDoesNotFit,
+    every,
+    least_recomputation,
+    least_recomputation_in_ram,
+    least_room,
+    spent,
+)
 
 SHARES = (0.0, 0.1, 0.25, 0.5, 0.8)  # of the way from the least room to that of a step without checkpoints
 
@@ -145,3 +154,42 @@ def test_a_budget_below_the_least_is_refused_with_it() -> None:
         least_recomputation(chain, least_room(chain) - 1)
     assert failure.value.least == least_room(chain)
     assert least_recomputation(chain, failure.value.least)[1].peak == failure.value.least
+
+
+def test_checkpoints_in_ram_are_on_the_device_two_at_a_time() -> None:
+    peaks = {spent(alike(count), every(count, 1), in_ram=True).peak for count in (3, 4, 12, 60)}
+    # Backward of a block: what goes into it and the one before, its gradients, what it keeps, what it works with.
+    assert peaks == {2 * 10 + 130 + 2 * 10 + 40}
+    assert spent(alike(60), every(60, 1)).peak == 59 * 10 + 130 + 2 * 10 + 40
+    # What a block that is kept is given stays: it keeps it itself.
+    assert spent(alike(3), ((0,), 1, 2), in_ram=True) == spent(alike(3), ((0,), 1, 2))
+    # So do checkpoints of a run within a run.
+    assert spent(alike(4), (((0,), (1,), (2,), 3),), in_ram=True) == spent(alike(4), (((0,), (1,), (2,), 3),))
+
+
+@pytest.mark.parametrize("chain", [alike(20), chain_of(12, 3), chain_of(30, 4)])
+def test_in_ram_a_budget_is_kept_with_no_more_work_or_reaches_lower(chain: list[BlockCost]) -> None:
+    for budget in budgets(chain):
+        plan, step = least_recomputation_in_ram(chain, budget)
+        assert step == spent(chain, plan, in_ram=True)
+        assert step.peak <= budget
+        assert step.again <= least_recomputation(chain, budget)[1].again
+    everywhere = spent(chain, every(len(chain), 1), in_ram=True).peak
+    _, step = least_recomputation_in_ram(chain, everywhere)
+    assert step.peak <= everywhere
+    with pytest.raises(StepDoesNotFit) as refused:
+        least_recomputation_in_ram(chain, min(everywhere, least_room(chain)) - 1)
+    assert refused.value.least == min(everywhere, least_room(chain))
+
+
+def test_in_ram_little_room_costs_less_work() -> None:
+    """On the device runs within runs keep it, over and over."""
+    chain = [replace(block, given=40, saved=160) for block in alike(57)]
+    room = spent(chain, every(57, 1), in_ram=True).peak
+    assert room < spent(chain, every(57, 1)).peak / 6
+    plan, step = least_recomputation_in_ram(chain, room)
+    assert plan == every(57, 1)
+    assert step.again < least_recomputation(chain, room)[1].again / 2
+    plan, step = least_recomputation_in_ram(chain, room + 400)
+    assert plan[-3:] == (54, 55, 56), "as many of the last are kept as there is room for"
+    assert step.peak <= room + 400
