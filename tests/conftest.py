@@ -7,6 +7,8 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -23,3 +25,19 @@ def _load_package() -> None:
 
 assert str(ROOT) not in sys.path, "start pytest by its console script: `python -m pytest` puts the checkout on sys.path"
 _load_package()
+
+
+class NamedAtOnce:
+    """Names a test when it has failed, for a run that is ended before its summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.terminal = config.pluginmanager.get_plugin("terminalreporter")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self.terminal is not None:
+            self.terminal.write_line(f"\nfailed: {report.nodeid}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(NamedAtOnce(config))

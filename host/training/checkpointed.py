@@ -18,6 +18,7 @@ from ..core.compat import OVERRIDE
 from ..core.internals import find
 from ..core.wrapper_kinds import APPLY_MODEL
 from ..measure.wrappers import TRAINED, measure_sampling, wrap
+from ..offload.block_offload import acts_on
 from .attention import BY_FREE_MEMORY, TrainedAttention
 from .budget import RunningStep, TrainingBudget
 from .plan import ATTENTION, BUDGET, EVERY_BLOCK, EVERY_KTH, FEED_FORWARD, TrainedBlocks, TrainingPlan, feed_forwards
@@ -107,7 +108,7 @@ class BehindCheckpoints:
             stack.enter_context(_plain(network))
             step = stack.enter_context(self._budget.step(base, args[0], (args[1:OPTIONS], kwargs), options))
             device = args[0].device
-            step.ram = InRam(device) if self.plan.in_ram and device.type != "cpu" else None
+            step.ram = InRam(device) if self.plan.in_ram and acts_on(device) else None
             chain = CheckpointedChain(step.plan, self._budget.written, step.ram)
             stack.enter_context(brought(self._outside(network, device), device, together=False))
             for number, (path, alone) in enumerate(zip(self.blocks.paths, self.alone_in(network))):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -129,9 +129,21 @@ def cost_of(
             found.append((cost, shapes))
 
     # A report follows the training's own tensors meanwhile, and these are not among them.
-    with answering({}), _disable_current_modes():
+    with answering({}), _disable_current_modes(), _no_casts_kept():
         predict(mode, card, (), run, DOCUMENTED, given=there)
     return found[0]
+
+
+@contextmanager
+def _no_casts_kept() -> Iterator[None]:
+    """torch keeps an automatic cast of what is trained for its next use: the training would compute with one that has
+    no data."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def _by_its_kernels(card: Card, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

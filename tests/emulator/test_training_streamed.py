@@ -19,6 +19,7 @@ from headroom.memory import Row
 
 from ..host.families import FAMILIES, Family
 from ..host.training import loadable, train, training_node
+from ..nightly import some_of
 from .conftest import Card
 from .test_training import EACH
 
@@ -67,8 +68,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("bypass_mode", [False, True], ids=["as weights", "in bypass mode"])
-@pytest.mark.parametrize("name", ["flux", "z_image"])
+@pytest.mark.parametrize(
+    ("name", "bypass_mode"), some_of([("flux", True), ("flux", False), ("z_image", True), ("z_image", False)], 3)
+)
 def test_the_adapter_is_the_same_bits_late_and_raced(card: Card, name: str, bypass_mode: bool) -> None:
     card.set()
     expected, resident, whole = trained(name, False, True, bypass_mode=bypass_mode)

@@ -36,7 +36,7 @@ from headroom.memory.render import NodeReport, render_report, why_nothing_fits
 from headroom.nodes.fit import HeadroomFit
 from headroom.nodes.report import HeadroomReport
 
-from ..nightly import NIGHTLY, grid, some_of
+from ..nightly import NIGHTLY, at_night, grid, some_of
 from .drawn import drawn
 from .families import FAMILIES, load_vae, psnr, sample
 from .full_fits import CARDS, WISHES, question, write_files
@@ -206,6 +206,7 @@ class TestWhatOthersHaveSet:
         assert {plan.attention for plan in fit.considered} == {""}
         assert any("attention stays" in note for note in fit.notes)
 
+    @at_night
     def test_attention_of_another_pack(self) -> None:
         fit = self.small(asked(model=with_theirs(drawn("flux", 0.02, 6), [])))
         assert {plan.attention for plan in fit.considered} == {""}
@@ -231,6 +232,7 @@ class TestWhatOthersHaveSet:
         assert {plan.storage for plan in fit.considered} == {""}
         assert any("weights stay" in note for note in fit.notes)
 
+    @at_night
     def test_a_budget(self) -> None:
         model = drawn("flux", 0.02, 6)
         model, _ = apply_offload(model, 0.6 * model.model_size() / GB, "leaf")

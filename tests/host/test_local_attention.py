@@ -21,7 +21,7 @@ from headroom.host.measure.runs import LOG
 from headroom.memory import Row
 from headroom.nodes.local_attention import HeadroomLocalAttention
 
-from ..nightly import some_of
+from ..nightly import grid, some_of
 from .families import FAMILIES, Family, psnr, sample, stock_latents
 
 UNETS = ("sd15", "sdxl")
@@ -104,8 +104,9 @@ def test_patches_that_the_border_cuts_are_tokens_too() -> None:
     assert (grid.height, grid.width) == (9, 8)  # of 17 x 15 cells, two by two
 
 
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in UNKNOWN])
-@pytest.mark.parametrize("where", [(0, 0), (0, 7), (5, 2)])
+@pytest.mark.parametrize(
+    ("name", "where"), grid([name for name in FAMILIES if name not in UNKNOWN], [(0, 0), (0, 7), (5, 2)])
+)
 def test_a_cell_of_the_latent_is_the_token_that_the_grid_says(name: str, where: tuple[int, int]) -> None:
     """One cell changes; in the first call it is that token's query that changes, and in a transformer no other's."""
     family = FAMILIES[name]

@@ -102,10 +102,11 @@ WAYS: dict[str, dict[str, Any]] = {
     "buckets": {"bucket_mode": True},
     "Adam": {"optimizer": "Adam"},
     "bfloat16": {"training_dtype": "bf16", "lora_dtype": "bf16"},
+    "an adapter in float32 in bfloat16": {"training_dtype": "bf16", "lora_dtype": "fp32"},
 }
 
 
-@pytest.mark.parametrize("way", some_of(list(WAYS), 2))
+@pytest.mark.parametrize("way", [*some_of(list(WAYS), 2), *list(WAYS)[-1:]])
 def test_whatever_is_trained(way: str) -> None:
     node, family, changes = training_node(), FAMILIES["z_image"], WAYS[way]
     found = {one.id: one for one in node.GET_SCHEMA().inputs}
