@@ -1749,8 +1749,13 @@ WORKFLOWS = (
         "host/test_training.py",
         (
             "training: runs without data count as the training's",
-            "with answering({}), _disable_current_modes():",
-            "with answering({}):",
+            "with answering({}), _disable_current_modes(), _no_casts_kept():",
+            "with answering({}), _no_casts_kept():",
+        ),
+        (
+            "training: a cast without data stays for the training",
+            "torch.set_autocast_cache_enabled(False)",
+            "pass",
         ),
     ),
     *_of(

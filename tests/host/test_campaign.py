@@ -19,9 +19,7 @@ SLICE = {
     "headers": 25,
     "interrupts": 1,
     "soak": 2,
-    "memory": 1,
     "files": 1,
-    "full": 1,
 }
 #: Of those that take minutes or servers of their own.
 AT_NIGHT = {"prompts": 150, "interrupts": 20, "soak": 40, "clients": 10, "killed": 10, "clock": 10}

@@ -125,7 +125,7 @@ class TestFrames:
     """Videos cut along their frames."""
 
     @pytest.mark.parametrize(
-        ("name", "way"), some_of(grid([name for name in VIDEO if name not in FOUR_CHANNELS], ["decode", "encode"]), 2)
+        ("name", "way"), some_of(grid([name for name in VIDEO if name not in FOUR_CHANNELS], ["decode", "encode"]), 4)
     )
     def test_the_hosts_modules_in_windows(self, name: str, way: str) -> None:
         kind, vae = AUTOENCODERS[name], AUTOENCODERS[name].load()

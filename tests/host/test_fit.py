@@ -102,6 +102,7 @@ def assert_kept(fit: Fit) -> None:
         assert WHY_NOT.fullmatch(why_nothing_fits(fit)), why_nothing_fits(fit)
 
 
+@at_night
 def test_casting_is_for_cards_on_which_nothing_exact_fits(files: Path) -> None:
     wish = WISHES["Flux.1, 1024 px"]
     asked = question(files, wish, named_card("sm86", 24.0))

@@ -448,6 +448,7 @@ class TestPrefetch:
         assert torch.equal(sample(skipping(budgeted(model, 0.0)), family), stock)
         assert not stock.isnan().any()
 
+    @at_night
     def test_a_compiled_model_passes_through(self, engines: list[LayerPrefetch]) -> None:
         from comfy_api.torch_helpers import set_torch_compile_wrapper
 

@@ -210,7 +210,7 @@ def test_windows_go_on_from_anywhere_and_compute_little_twice(name: str, monkeyp
     assert len(decoded) == 4
 
 
-@pytest.mark.parametrize("name", ["cosmos", "hunyuan_video", "hunyuan_video15"])
+@pytest.mark.parametrize("name", some_of(["hunyuan_video", "cosmos", "hunyuan_video15"], 3))
 def test_what_sees_all_frames_grows_by_what_is_said(name: str) -> None:
     """On a card, by the module: nothing more at first, then the same with every latent frame."""
     kind, card = AUTOENCODERS[name], named_card("sm86", 24.0)

@@ -18,11 +18,11 @@ from headroom.tools.server.client import Client, PromptFailed, PromptInterrupted
 from headroom.tools.server.server import Server
 from headroom.video import FrameReader
 
-from ..nightly import NIGHTLY
+from ..nightly import at_night
 from .conftest import ENVIRONMENT, ON_CARD
 
 CELLS = 25  # 97 frames: a segment of 65, and one of 32
-KILLED_CELLS = 89 if NIGHTLY else CELLS  # at night 353 frames: five segments and a part
+KILLED_CELLS = 89  # 353 frames: five segments and a part
 UNFINISHED, SEGMENTS = "headroom_unfinished", "*/*-*.mkv"
 
 
@@ -142,7 +142,8 @@ def wait_for(folder: Path, files: str, seconds: float = 120.0) -> bool:
     return False
 
 
-@pytest.mark.parametrize("number", range(20 if NIGHTLY else 1))
+@at_night
+@pytest.mark.parametrize("number", range(20))
 def test_a_killed_server_goes_on(server: Server, client: Client, tmp_path: Path, number: int) -> None:
     """After kill -9 at any moment of a decode and a new start the file is that of a run that nobody ended, byte for
     byte, and nothing of a segment that was closed is computed again."""
