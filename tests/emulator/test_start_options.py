@@ -61,7 +61,7 @@ def usual(start: CardServer) -> Ran:
         return run(server)[0]
 
 
-@pytest.mark.parametrize("options", some_of(OPTIONS, 3), ids=" ".join)
+@pytest.mark.parametrize("options", some_of(OPTIONS, 6), ids=" ".join)
 def test_the_same_pictures_however_it_was_started(start: CardServer, usual: Ran, options: tuple[str, ...]) -> None:
     vram_mb = LARGE_MB if "--gpu-only" in options else VRAM_MB
     with start(args=(*SMALL, *options), vram_mb=vram_mb, lazy=True, races=True) as server:

@@ -23,7 +23,7 @@ from headroom.video import FrameReader
 
 from ..host.autoencoders import AUTOENCODERS
 from ..host.families import psnr
-from ..nightly import NIGHTLY, grid
+from ..nightly import NIGHTLY, grid, some_of
 from .conftest import Card
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -65,7 +65,7 @@ CASES = [
 ]  # each at night both ways, else one of them by turns
 
 
-@pytest.mark.parametrize(("name", "way", "copies"), CASES)
+@pytest.mark.parametrize(("name", "way", "copies"), some_of(CASES, 3))
 def test_no_frame_is_read_before_it_is_there(
     card: Card, name: str, way: str, copies: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +89,7 @@ def test_no_frame_is_read_before_it_is_there(
         assert psnr(frames, stock) >= 40
 
 
-@pytest.mark.parametrize("name", ["wan21", "wan22", *(CONTINUED if NIGHTLY else CONTINUED[:1]), *HELD])
+@pytest.mark.parametrize("name", some_of(["wan21", *HELD, "wan22", *(CONTINUED if NIGHTLY else CONTINUED[:1])], 2))
 def test_what_is_predicted_is_taken(card: Card, name: str) -> None:
     """By the module, beyond the weights, in bytes that the allocator gives out; the same for many more frames."""
     decoded(name, latent(name, 3))  # what libraries keep for good
@@ -107,8 +107,9 @@ def test_what_is_predicted_is_taken(card: Card, name: str) -> None:
         assert taken[1] == pytest.approx(taken[0], rel=0.01)
 
 
-@pytest.mark.parametrize("way", ["module", "strips"])
-@pytest.mark.parametrize("name", ["wan21", *(["wan22"] if NIGHTLY else []), "hunyuan_video15"])
+@pytest.mark.parametrize(
+    ("name", "way"), grid(["wan21", *(["wan22"] if NIGHTLY else []), "hunyuan_video15"], ["module", "strips"])
+)
 def test_a_budget_is_kept_and_nothing_stays(card: Card, name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the module a tenth more than it needs; of strips half of that, or of Wan the least that they can do with,
     which is less (of HunyuanVideo, whose middle sees all frames, that takes minutes to find)."""
