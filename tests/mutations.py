@@ -1620,6 +1620,7 @@ WORKFLOWS = (
         ),
         ("plans: what a block would give is kept when it runs again", "is_last * self.released", "0"),
         ("plans: a block's gradient is not counted", "self._see(block.given + into +", "self._see(into +"),
+        ("plans: a checkpoint in RAM stays on the device", "self.held -= self._copied_meanwhile()", "pass"),
     ),
     *_of(
         "training/checkpoint.py",
@@ -1644,11 +1645,6 @@ WORKFLOWS = (
             "                place.segment = inner",
             "                place.fill(tensor)",
         ),
-    ),
-    *_of(
-        "training/chain.py",
-        "unit/test_training_plans.py",
-        ("plans: a checkpoint in RAM stays on the device", "self.held -= self._copied_meanwhile()", "pass"),
     ),
     *_of(
         "training/in_ram.py",

@@ -23,7 +23,7 @@ from ...training import (
     least_recomputation,
     least_recomputation_in_ram,
     spent,
-)  # fmt: skip
+)
 from ..measure.runs import notice
 from ..measure.wrappers import OPTIMIZER, ROW
 from ..prediction.stages import own_card

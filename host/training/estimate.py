@@ -23,7 +23,7 @@ from ...training import (
     least_recomputation,
     least_recomputation_in_ram,
     spent,
-)  # fmt: skip
+)
 from ..measure.calibrated import workspaces_for
 from ..measure.wrappers import TRAINED
 from ..offload.budget import NETWORK, budget_of, module_bytes
