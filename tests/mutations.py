@@ -1621,6 +1621,16 @@ WORKFLOWS = (
         ("plans: what a block would give is kept when it runs again", "is_last * self.released", "0"),
         ("plans: a block's gradient is not counted", "self._see(block.given + into +", "self._see(into +"),
         ("plans: a checkpoint in RAM stays on the device", "self.held -= self._copied_meanwhile()", "pass"),
+        (
+            "plans: gradients that come are there from the first",
+            "missing = [ahead + less for less in accumulate(block.learnt for block in chain)]",
+            "missing = [0] * len(chain)",
+        ),
+        (
+            "plans: a first run copies nothing",
+            "return self.saved + self.entering + self.forward_work",
+            "return self.saved + self.forward_work",
+        ),
     ),
     *_of(
         "training/checkpoint.py",
@@ -1686,6 +1696,11 @@ WORKFLOWS = (
             "training: a budget is for activations alone",
             "self._asked.budget - held.total",
             "self._asked.budget",
+        ),
+        (
+            "training: what the first step was seen by stays",
+            "yield RunningStep(plan, first.before, first.after, finish)",
+            "first.running = RunningStep(plan, first.before, first.after, finish); yield first.running",
         ),
     ),
     *_of(
@@ -1763,6 +1778,7 @@ WORKFLOWS = (
             "self.cost[first, behind - 1] * 0 + (",
         ),
         ("plans: sums are rounded down", "return -(-size // self.slot)", "return size // self.slot"),
+        ("plans: tables begin at nothing", "more = max(0, -min(", "more = 0 * max(0, -min("),
     ),
     *_of(
         "video/pixels.py",

@@ -4,7 +4,7 @@ On plain tensors: chains of blocks, plans of checkpoints, and the plan that comp
 """
 
 from .block_input import ComputedOtherwise
-from .chain import BlockCost, Checkpoints, StepCost, every, spent
+from .chain import BlockCost, Checkpoints, StepCost, before_gradients_come, every, spent
 from .checkpoint import CheckpointedChain, WrittenPlaces, run_alone
 from .in_ram import InRam
 from .optimal import StepDoesNotFit, least_recomputation, least_recomputation_in_ram, least_room
@@ -18,6 +18,7 @@ __all__ = [
     "StepCost",
     "StepDoesNotFit",
     "WrittenPlaces",
+    "before_gradients_come",
     "every",
     "least_recomputation",
     "least_recomputation_in_ram",

@@ -7,7 +7,8 @@ arrives there, they are run again. Such a run may have checkpoints of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 #: What is done with the blocks of a chain, in their order: a block by its number is kept, blocks in a plan of their
 #: own lie behind one checkpoint, and are run again by that plan.
@@ -28,6 +29,9 @@ class BlockCost:
         released: bytes of :attr:`saved` that only the next block needs: a block that is run again lets them go.
         copied: bytes of :attr:`saved` that are copies of what goes in, which the block writes to: one that is run again
             got such a copy, and keeps none.
+        learnt: gradients of what is trained in it, bytes: they are there from its backward on.
+        entering: copies of what goes in, bytes, that are there while a step's forward runs it: only then it is known
+            whether it writes to that. Whatever it saves is there then too, to see what it writes to.
     """
 
     given: int
@@ -38,6 +42,12 @@ class BlockCost:
     backward_work: int = 0
     released: int = 0
     copied: int = 0
+    learnt: int = 0
+    entering: int = 0
+
+    def first_run(self) -> int:
+        """Bytes at most while a step's forward runs it, what goes in not among them."""
+        return self.saved + self.entering + self.forward_work
 
     def stays(self, again: bool, is_last: bool) -> int:
         """Bytes that it keeps until its backward.
@@ -60,6 +70,23 @@ class StepCost:
 
     peak: int
     again: float
+
+
+def before_gradients_come(chain: Sequence[BlockCost], ahead: int = 0) -> list[BlockCost]:
+    """The chain beside all gradients of what is trained, counted as if they were there throughout.
+
+    A step's backward brings them, from the last block to the first. So while a block runs, its own and those of the
+    blocks before it are not there yet, which is taken off what it works with. (Of what else is not there when it runs
+    again for a later block's backward nothing is said: that is a little too much.)
+
+    Args:
+        ahead: bytes of gradients of what is trained ahead of the first block; they come last.
+    """
+    missing = [ahead + less for less in accumulate(block.learnt for block in chain)]
+    return [
+        replace(block, forward_work=block.forward_work - less, backward_work=block.backward_work - less)
+        for block, less in zip(chain, missing)
+    ]
 
 
 def every(count: int, k: int) -> Checkpoints:
@@ -116,13 +143,14 @@ class _Walk:
         """Forward; what the plan keeps is held then."""
         for part, following in zip(plan, (*plan[1:], None)):
             if isinstance(part, int):
-                self._see(self.chain[part].saved + self.chain[part].forward_work)
+                block = self.chain[part]
+                self._see(block.saved + block.forward_work if again else block.first_run())
                 self.held += self.chain[part].stays(again, part == plan[-1])
                 continue
             first, last = first_and_last(part)
             before = 0  # of the block before, if it lies behind the same checkpoint
             for block in self.chain[first : last + 1]:
-                self._see(before + block.given + block.forward_work)
+                self._see(before + (block.given + block.forward_work if again else block.first_run()))
                 before = block.given
             self.held += before
             if self._goes(following, again):

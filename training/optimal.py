@@ -9,6 +9,7 @@ a step's forward, when no gradient is there yet, has a table of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import accumulate
 
@@ -88,7 +89,9 @@ def least_recomputation_in_ram(chain: Sequence[BlockCost], budget: int) -> tuple
 
 def _plans(chain: Sequence[BlockCost], budget: int) -> Iterator[tuple[Checkpoints, StepCost]]:
     """Plans that keep the budget, the best one by the tables among them."""
-    tables = _Tables(chain, budget)
+    # Tables know no memory below nothing, which gradients that are not there yet make of what a block works with.
+    more = max(0, -min(min(block.forward_work, block.backward_work) for block in chain))
+    tables = _Tables([_with_more(block, more) for block in chain], budget + more)
     for slots in reversed(tables.steps()):
         plan = tables.plan(0, None, slots)
         step = spent(chain, plan)
@@ -97,6 +100,10 @@ def _plans(chain: Sequence[BlockCost], budget: int) -> Iterator[tuple[Checkpoint
             break
     least = _Rooms(chain).plan(0, None)
     yield least, spent(chain, least)
+
+
+def _with_more(block: BlockCost, more: int) -> BlockCost:
+    return replace(block, forward_work=block.forward_work + more, backward_work=block.backward_work + more)
 
 
 class _Needs:
@@ -118,22 +125,28 @@ class _Needs:
     def to_keep(self, first: int, last: int | None) -> int:
         """To run a block whose forward is kept, and its backward later on."""
         block, into = self.chain[first], self.chain[first - 1].given if first else 0
-        forward = block.saved + block.forward_work + self.waits(last)
+        forward = block.first_run() if last is None else block.saved + block.forward_work + self.waits(last)
         return max(forward, self.stays(first, last) + block.given + into + block.backward_work)
 
     @cached_property
-    def _passing(self) -> list[list[int]]:
-        """By first block, then by how many: the most that they take where nothing is kept of them."""
+    def _passing(self) -> tuple[list[list[int]], list[list[int]]]:
+        """In a step's forward, and again. By first block, then by how many: the most that they take where nothing is
+        kept of them."""
+        return (
+            self._most([block.first_run() for block in self.chain]),
+            self._most([block.given + block.forward_work for block in self.chain]),
+        )
+
+    def _most(self, runs: Sequence[int]) -> list[list[int]]:
         found = []
         for first in range(self.count):
             before = [0, *(block.given for block in self.chain[first:-1])]
-            each = (was + block.given + block.forward_work for was, block in zip(before, self.chain[first:]))
-            found.append(list(accumulate(each, max)))
+            found.append(list(accumulate((was + run for was, run in zip(before, runs[first:])), max)))
         return found
 
     def to_pass(self, first: int, behind: int, last: int | None) -> int:
         """To run blocks up to one, nothing of them kept."""
-        return self._passing[first][behind - first - 1] + self.waits(last)
+        return self._passing[last is not None][first][behind - first - 1] + self.waits(last)
 
 
 class _Rooms:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 WRAPPER_KEY = "headroom_sampling"
 # Our entries in the host's transformer_options.
-ROW, FOLLOWING, OPTIMIZER = "headroom_row", "headroom_following", "headroom_optimizer"
+ROW, FOLLOWING = "headroom_row", "headroom_following"
+OPTIMIZER, ACCUMULATES = "headroom_optimizer", "headroom_accumulates"
 SAMPLER = 2  # among the arguments of the host's sampling; a training goes through it as well, with an optimizer
 COMPILED = "torch.compile"  # the host's key of its wrapper
 TRAINED = "headroom_training"  # ours of the one that lays checkpoints around blocks
@@ -52,18 +53,25 @@ class SamplingMeter:
     def __call__(self, executor: Any, *args: Any, **kwargs: Any) -> Any:
         guider = executor.class_obj
         device = guider.model_patcher.load_device
-        optimizer = getattr(args[SAMPLER] if len(args) > SAMPLER else kwargs.get("sampler"), "optimizer", None)
+        sampler = args[SAMPLER] if len(args) > SAMPLER else kwargs.get("sampler")
+        optimizer = getattr(sampler, "optimizer", None)
         work = "sampling" if optimizer is None else "training"
         with measured(work, device) as row, Following(row, device) as following:
             row.lines = settings_of(guider.model_patcher)
             row.question = sampling_question(guider, *args, **kwargs) if optimizer is None else None
             # The guider works on a clone of its options while it samples, so this ends with the run.
             options = guider.model_options.setdefault("transformer_options", {})
-            options |= {ROW: row, OPTIMIZER: optimizer}
+            options |= {ROW: row, OPTIMIZER: optimizer, ACCUMULATES: _accumulates(sampler)}
             if COMPILED not in options.get("wrappers", {}).get(APPLY_MODEL, {}):
                 # Within torch's modes a compiler would not compile.
-                options[FOLLOWING] = partial(_follow, following, guider.model_patcher.model, args[:2])
+                options[FOLLOWING] = partial(_follow, following, guider.model_patcher.model, args[:2], optimizer)
             return executor(*args, **kwargs)
+
+
+def _accumulates(sampler: Any) -> bool:
+    """Whether a training has gradients of steps before when one begins; true where nobody says. Pictures of several
+    sizes go through the host's model one by one."""
+    return bool(getattr(sampler, "grad_acc", 2) > 1 or getattr(sampler, "real_dataset", None) is not None)
 
 
 def follow_when_loaded(
@@ -77,8 +85,10 @@ def follow_when_loaded(
     return prepared
 
 
-def _follow(following: Following, model: nn.Module, latents: Any, conds: Any) -> None:
-    following.begin(model, given=conds, held=latents)
+def _follow(following: Following, model: nn.Module, latents: Any, optimizer: Any, conds: Any) -> None:
+    """What is trained is among the weights."""
+    trained = [] if optimizer is None else [group["params"] for group in optimizer.param_groups]
+    following.begin(model, given=(conds, trained), held=latents)
 
 
 def current_row(options: dict[str, Any]) -> Row:

@@ -25,7 +25,7 @@ from ...training import (
     spent,
 )
 from ..measure.runs import notice
-from ..measure.wrappers import OPTIMIZER, ROW
+from ..measure.wrappers import ACCUMULATES, OPTIMIZER, ROW
 from ..prediction.stages import own_card
 from .attention import TrainedAttention
 from .first_step import FirstStep, HeldInTraining
@@ -42,7 +42,7 @@ class RunningStep:
         plan: of the blocks.
         before: called before each block with its number, module, forward and arguments.
         after: called with what each block gave.
-        finish: called with what the network gave, which it returns.
+        finish: called with what the network gave, which it returns, and with :attr:`ram`.
         instead: gives what a block would, which is not run then.
         attention: that is at work in it.
         ram: where its checkpoints are kept; None: on the device.
@@ -51,7 +51,7 @@ class RunningStep:
     plan: Checkpoints
     before: Callable[..., None] = field(default=lambda *_: None)
     after: Callable[[Any], None] = field(default=lambda _: None)
-    finish: Callable[[Any], Any] = field(default=lambda result: result)
+    finish: Callable[[Any, InRam | None], Any] = field(default=lambda result, _: result)
     instead: Callable[[], Any] | None = None
     attention: TrainedAttention | None = None
     ram: InRam | None = None
@@ -95,15 +95,17 @@ class TrainingBudget:
         plan = self._asked.checkpoints(self._blocks)
         pictures = options[SIGMAS].numel() if isinstance(options.get(SIGMAS), Tensor) else 0
         card, optimizer = own_card(x.device), options.get(OPTIMIZER)
-        first = FirstStep(base, x, inputs, optimizer, card, pictures, texts_too=not card.has_own_memory)
+        first = FirstStep(
+            base, x, inputs, optimizer, card, pictures, texts_too=not card.has_own_memory,
+            accumulates=options.get(ACCUMULATES, True),
+        )  # fmt: skip
 
-        def finish(result: Any) -> Any:
-            self._plans[key] = self._learnt(first, plan, result, running.ram)
+        def finish(result: Any, ram: InRam | None) -> Any:
+            self._plans[key] = self._learnt(first, plan, result, ram)
             return result
 
-        running = RunningStep(plan, first.before, first.after, finish)
         with saved_tensors_hooks(first.saves, lambda tensor: tensor):
-            yield running
+            yield RunningStep(plan, first.before, first.after, finish)
 
     def _learnt(self, first: FirstStep, plan: Checkpoints, result: Any, ram: InRam | None) -> Checkpoints:
         chain = first.chain(len(self._blocks.paths))

@@ -118,7 +118,7 @@ class BehindCheckpoints:
             behind = self.plan.selection if self.plan.kind == ATTENTION else None
             attention = TrainedAttention(options.get(OVERRIDE), behind, self.blocks.ends)
             options[OVERRIDE], step.attention = attention, attention
-            return step.finish(executor(*args[:OPTIONS], options, *args[OPTIONS + 1 :], **kwargs))
+            return step.finish(executor(*args[:OPTIONS], options, *args[OPTIONS + 1 :], **kwargs), step.ram)
 
     def _outside(self, network: nn.Module, device: torch.device) -> list[nn.Module]:
         """Layers outside of the blocks whose weights the host has left off the device."""

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,12 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch.utils._python_dispatch import _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
-from ...memory.prediction import DOCUMENTED, Card, LiveBytes, fake_mode, fake_tensor, predict
+from ...memory.prediction import DOCUMENTED, Card, LiveBytes, fake_mode, predict
 from ...memory.prediction.fused_attention import FusedAttention
 from ...training import BlockCost, CheckpointedChain, WrittenPlaces
 from ..prediction.host_answers import answering
+from .nested import looks_of, shapes_in, tensors_in, with_tensors, without_data
 
 
 class BlockCosts:
@@ -53,7 +53,7 @@ class BlockCosts:
             CannotPredict: it looks at its data.
         """
         weights = list(block.parameters())
-        kind = (type(block), _shapes((args, kwargs)), _shapes(weights), tuple(one.device for one in weights))
+        kind = (type(block), shapes_in((args, kwargs)), shapes_in(weights), tuple(one.device for one in weights))
         if kind not in self._known:
             self._known[kind] = cost_of(
                 forward, args, kwargs, self._card, self._held, (*block.parameters(), *block.buffers())
@@ -86,10 +86,16 @@ class BlockCosts:
         return key, turn
 
     def _hands_on(self, number: int, into: int) -> int:
-        """Between two blocks more may come to what the first gives, as a UNet's output blocks get its input blocks'."""
+        """Between two blocks more may come to what the first gives, as a UNet's output blocks get its input blocks'.
+
+        That is not there yet while the first runs, and not made again when it runs again.
+        """
         before = self.chain[number]
         more = max(0, into - before.given)
-        self.chain[number] = replace(before, given=before.given + more, saved=before.saved + more)
+        self.chain[number] = replace(
+            before, given=before.given + more, saved=before.saved + more, released=before.released + more,
+            forward_work=before.forward_work - more,
+        )  # fmt: skip
         return before.given + more
 
 
@@ -114,7 +120,7 @@ def cost_of(
     # Of a model without data, its weights are in a mode already.
     mode, found = detect_fake_mode((args, kwargs)) or fake_mode(), list[tuple[BlockCost, Any]]()
     with mode:
-        given_args, given_kwargs = _without_data((args, kwargs), card.device)
+        given_args, given_kwargs = without_data((args, kwargs), card.device)
     there = [*tensors_in((given_args, given_kwargs)), *held]
     run_forward = partial(_by_its_kernels, card, forward)
 
@@ -163,24 +169,26 @@ def _measured(
         into.append(tensor)
         return tensor.clone()  # as the block before gave it: nobody may write to a leaf
 
-    args, kwargs = _with_tensors(as_given, (args, kwargs))
+    args, kwargs = with_tensors(as_given, (args, kwargs))
     start, flops = tracker.live, tracker.flops
     so_far = tracker.begin_stretch()
     result = CheckpointedChain((), written).run(0, forward, *args, **kwargs)
     given = [one for one in tree_leaves(result) if isinstance(one, Tensor) and one.requires_grad]
-    saved, most, forward_flops = tracker.live - start, tracker.peak - start, tracker.flops - flops
+    saved, most, forward_flops = tracker.live - start, _most(tracker) - start, tracker.flops - flops
     tracker.end_stretch(so_far)
     sizes = sum(one.nbytes for one in given)
     flops = tracker.flops
-    learnt, end = trainable(given), _End.apply(*given)
-    shapes = _with_tensors(_shaped, result)
+    learnt = [one for one in trainable(given) if all(one is not other for other in into)]
+    end = _End.apply(*given)
+    shapes = with_tensors(looks_of, result)
     del result, given
     released = start + saved - tracker.live
     del args, kwargs
     copied = start + saved - released - tracker.live
     so_far = tracker.begin_stretch()
+    entering = max(0, sum(one.nbytes for one in into) - copied)
     kept = torch.autograd.grad(end, [*into, *learnt], allow_unused=True)
-    back, backward_flops = tracker.peak - start, tracker.flops - flops
+    back, backward_flops = _most(tracker) - start, tracker.flops - flops
     tracker.end_stretch(so_far)
     del kept
     cost = BlockCost(
@@ -190,37 +198,17 @@ def _measured(
         copied=copied,
         forward=forward_flops,
         backward=backward_flops,
-        forward_work=max(0, most - max(saved, sizes)),
+        forward_work=max(0, most - max(saved, sizes) - entering),
         backward_work=max(0, back - saved + released + copied - sizes),
+        learnt=sum(one.nbytes for one in learnt),
+        entering=entering,
     )
-    return cost, shapes, [one for one in learnt if all(one is not other for other in into)]
+    return cost, shapes, learnt
 
 
-@dataclass(frozen=True)
-class _Shape:
-    """Of a tensor."""
-
-    size: torch.Size
-    stride: tuple[int, ...]
-    dtype: torch.dtype
-    device: torch.device
-    needs_gradient: bool
-
-
-def like(shapes: Any) -> Any:
-    """Tensors of what :attr:`BlockCosts.result` tells, as if a block had given them. Call it in a fake mode."""
-
-    def made(value: Any) -> Any:
-        if not isinstance(value, _Shape):
-            return value
-        tensor = torch.empty_strided(value.size, value.stride, dtype=value.dtype, device=value.device)
-        return tensor.requires_grad_().clone() if value.needs_gradient else tensor
-
-    return tree_map(made, shapes)
-
-
-def _shaped(tensor: Tensor) -> Any:
-    return _Shape(tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+def _most(tracker: LiveBytes) -> int:
+    """With what kernels hold inside; on a CPU of tensors alone, which is what is measured there."""
+    return tracker.live_peak if tracker.device_type == "cpu" else tracker.peak
 
 
 class _End(torch.autograd.Function):
@@ -249,46 +237,3 @@ def trainable(results: Sequence[Tensor]) -> list[Tensor]:
             found.append(leaf)
         waiting += [following for following, _ in node.next_functions if following is not None]
     return found
-
-
-def _without_data(values: Any, device: torch.device) -> Any:
-    def fake(tensor: Tensor) -> Tensor:
-        with torch.no_grad():
-            return fake_tensor(tensor.detach(), device).requires_grad_(tensor.requires_grad)
-
-    return _with_tensors(fake, values)
-
-
-def _with_tensors(change: Callable[[Tensor], Tensor], values: Any) -> Any:
-    """The same structure with other tensors; those in an object's attributes too, as Flux.2's modulation."""
-
-    def changed(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return change(value)
-        found = {name: one for name, one in getattr(value, "__dict__", {}).items() if isinstance(one, Tensor)}
-        if not found or isinstance(value, nn.Module):
-            return value
-        value = copy.copy(value)
-        for name, one in found.items():
-            object.__setattr__(value, name, change(one))
-        return value
-
-    return tree_map(changed, values)
-
-
-def tensors_in(values: Any) -> list[Tensor]:
-    """All of a structure, those in an object's attributes among them."""
-    found = list[Tensor]()
-
-    def seen(tensor: Tensor) -> Tensor:
-        found.append(tensor)
-        return tensor
-
-    _with_tensors(seen, values)
-    return found
-
-
-def _shapes(values: Any) -> tuple[Any, ...]:
-    return tuple(
-        (leaf.shape, leaf.dtype, leaf.requires_grad) for leaf in tree_leaves(values) if isinstance(leaf, Tensor)
-    )

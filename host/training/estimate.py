@@ -49,9 +49,23 @@ def forecast_training(asked: Training, card: Card, limit: float = 0.85) -> Train
         CannotPredict: the model looks at its data.
         ValueError: the model has no blocks, this ComfyUI no such adapter, or Training Memory's budget is too small.
     """
+    return forecast_step(predicted_step(asked, card), asked, card, limit)
+
+
+def predicted_step(asked: Training, card: Card) -> TrainedStep:
+    """What :func:`forecast_step` is told: the same for all cards of one kind.
+
+    Raises:
+        CannotPredict, ValueError: as :func:`forecast_training`.
+    """
     ours = asked.model.attachments.get(TRAINED)
     plans = [TrainingPlan(kind, ALL) for kind in PARTS] + ([ours.plan] if ours and ours.plan.kind in PARTS else [])
-    step = predict_training_step(asked, card, plans)
+    return predict_training_step(asked, card, plans)
+
+
+def forecast_step(step: TrainedStep, asked: Training, card: Card, limit: float = 0.85) -> TrainingForecast:
+    """As :func:`forecast_training`, of a step that is known."""
+    ours = asked.model.attachments.get(TRAINED)
     step = replace(step, held=replace(step.held, weights=step.held.weights - weights_in_ram(asked, card)))
     held, constant = step.held, workspaces_for(card).constant(card)
     room = int(limit * card.total) - held.total - constant

@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_leaves
 from ...memory.prediction import STATES, CannotPredict, Card
 from ...memory.prediction.live_bytes import inner_tensors
 from ...memory.units import MB, format_bytes
-from ...training import BlockCost
-from .costs import BlockCosts, like, tensors_in, trainable
+from ...training import BlockCost, before_gradients_come
+from .costs import BlockCosts, trainable
+from .nested import like, tensors_in
 
 MOST_STATES = max(STATES.values())  # of an optimizer that is not the host's
 LATENTS = 10  # that the host's training holds in a step: noise and pictures, of all and of the batch, mixed, as goal
@@ -70,6 +71,7 @@ class FirstStep:
         pictures: of the training, all of which it holds with their noise.
         held: tensors without data that are there anyway, beside what a block is given.
         texts_too: the host's copies of all texts, which it leaves in the machine's memory, are on the device.
+        accumulates: gradients of steps before are there when one begins.
 
     Attributes:
         why: there is no chain of blocks; empty where there is one.
@@ -86,18 +88,23 @@ class FirstStep:
         held: Sequence[Tensor] = (),
         *,
         texts_too: bool,
+        accumulates: bool = False,
     ) -> None:
         self.base, self.x, self._inputs = base, x, tensors_in(inputs)
-        self.optimizer, self.why = optimizer, ""
+        self.optimizer, self.accumulates, self.why = optimizer, accumulates, ""
         self._more, self._texts_too = max(0, pictures - len(x)), texts_too
         self._costs: BlockCosts | None = BlockCosts(card, held)
         # Outside of the blocks, by storage; what comes behind the last block is gone again when its backward begins.
         self._saved, self._behind = dict[int, int](), dict[int, int]()
         self._left_out: dict[int, weakref.ref[Any]] = {}
+        self._ahead = 0  # gradients of what is trained ahead of the blocks
         self._leave_out((*base.parameters(), *base.buffers(), *self._inputs, *held))
 
     def before(self, number: int, block: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Before a block's call."""
+        if not number:
+            ahead = trainable(tensors_in((args, kwargs)))
+            self._ahead = sum(one.nbytes for one in ahead if one is not self.x)
         self._saved |= self._behind
         self.after((args, kwargs))
         if self._costs is None:
@@ -141,7 +148,12 @@ class FirstStep:
         if self._costs is None or len(self._costs.chain) != count:
             self.why = self.why or "not every block was called once"
             return None
-        return [self._costs.chain[number] for number in range(count)]
+        return self.whole(self._costs, count)
+
+    def whole(self, costs: BlockCosts, count: int) -> list[BlockCost]:
+        """A chain of so many blocks, beside gradients that :meth:`held` counts."""
+        chain = [costs.chain[number] for number in range(count)]
+        return chain if self.accumulates else before_gradients_come(chain, self._ahead)
 
     def held(self, result: Any) -> HeldInTraining:
         """

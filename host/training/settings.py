@@ -22,6 +22,7 @@ class TrainingSettings:
 
     Attributes:
         batch_size: pictures of a step; no more are taken than there are.
+        grad_accumulation_steps: whose gradients are added up.
         rank: of the adapter.
         optimizer: by its class in torch.optim.
         training_dtype: that is computed in; "none": the model's own, in 16 bits.
@@ -34,6 +35,7 @@ class TrainingSettings:
     """
 
     batch_size: int = 1
+    grad_accumulation_steps: int = 1
     rank: int = 8
     optimizer: str = OPTIMIZERS[0]
     training_dtype: str = TRAINING_DTYPES[0]

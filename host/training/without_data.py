@@ -83,11 +83,13 @@ class _Seen:
     Args:
         card: whose kernels are followed.
         parts: plans with checkpoints around parts of blocks.
-        texts_too: as of :class:`FirstStep`.
+        texts_too, accumulates: as of :class:`FirstStep`.
     """
 
-    def __init__(self, blocks: TrainedBlocks, card: Card, parts: Sequence[TrainingPlan], texts_too: bool) -> None:
-        self._blocks, self._card, self._texts_too = blocks, card, texts_too
+    def __init__(
+        self, blocks: TrainedBlocks, card: Card, parts: Sequence[TrainingPlan], *, texts_too: bool, accumulates: bool
+    ) -> None:
+        self._blocks, self._card, self._texts_too, self._accumulates = blocks, card, texts_too, accumulates
         self._parts: dict[TrainingPlan, BlockCosts | None] = {}
         self._plans = parts
         self.written: dict[Any, Any] = {}
@@ -100,7 +102,10 @@ class _Seen:
     def step(self, base: nn.Module, x: Tensor, inputs: Any, options: dict[str, Any]) -> Iterator[RunningStep]:
         """As of :class:`TrainingBudget`."""
         pictures = options[SIGMAS].numel()
-        first = FirstStep(base, x, inputs, self.optimizer, self._card, pictures, self.held, texts_too=self._texts_too)
+        first = FirstStep(
+            base, x, inputs, self.optimizer, self._card, pictures, self.held, texts_too=self._texts_too,
+            accumulates=self._accumulates,
+        )  # fmt: skip
         self._parts = {plan: BlockCosts(self._card, self.held) for plan in self._plans}
         network: Any = base.diffusion_model
         alone = {plan: alone_in(network, self._blocks, plan) for plan in self._plans}
@@ -115,13 +120,12 @@ class _Seen:
                 run_by_plan = partial(run.func, block, alone[plan][number], *run.args[2:])
                 self._add(plan, number, block, run_by_plan, args, kwargs)
 
-        def finish(result: Any) -> Any:
+        def finish(result: Any, _: Any) -> Any:
             chain = first.chain(count)
             if chain is None:
                 raise CannotPredict(first.why)
             parts = {
-                plan: None if costs is None else tuple(costs.chain[number] for number in range(count))
-                for plan, costs in self._parts.items()
+                plan: None if costs is None else tuple(first.whole(costs, count)) for plan, costs in self._parts.items()
             }
             parameters = sum(one.numel() for one in self.adapter)
             self.found = TrainedStep(tuple(chain), first.held(result), parameters, parts)
@@ -165,7 +169,8 @@ def predict_training_step(asked: Training, card: Card, parts: Sequence[TrainingP
         if asked.settings.training_dtype != "none":
             stand_in.patcher.set_model_compute_dtype(dtype)
             vars(stand_in.model)["manual_cast_dtype"] = dtype
-        seen = _Seen(blocks, here, parts, texts_too=not card.has_own_memory)
+        accumulates = asked.settings.grad_accumulation_steps > 1
+        seen = _Seen(blocks, here, parts, texts_too=not card.has_own_memory, accumulates=accumulates)
         shape = shape_in_model(asked.model, {"samples": asked.latents})
         with mode:
             stand_in.model.requires_grad_(False).train()

@@ -1,5 +1,6 @@
 """Blocks behind checkpoints in the host's own training: the same adapter, the model as it was."""
 
+import gc
 import itertools
 import re
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from comfy.weight_adapter import adapter_maps
 from torch import Tensor
 from torch._guards import detect_fake_mode
 from torch.autograd.graph import saved_tensors_hooks
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.checkpoint import CheckpointError
 
 from headroom.attention import parse_blocks
@@ -21,6 +23,7 @@ from headroom.host.measure.runs import LOG
 from headroom.host.measure.wrappers import measure_sampling
 from headroom.host.training import checkpointed
 from headroom.host.training.checkpointed import BehindCheckpoints, apply_checkpoints
+from headroom.host.training.first_step import FirstStep
 from headroom.host.training.plan import (
     ATTENTION,
     BUDGET,
@@ -142,6 +145,24 @@ def measured(family: Family, plan: TrainingPlan | None, steps: int = 2, **change
     return row, sum(one.nbytes for one in lora.values())
 
 
+def test_nothing_of_the_first_step_stays() -> None:
+    """What it was seen by holds its latents and texts."""
+    seen = list[int]()
+
+    def look(*_: object) -> None:
+        seen.append(sum(type(one) is FirstStep for one in gc.get_objects()))
+
+    hook = register_optimizer_step_pre_hook(look)
+    gc.collect()
+    gc.disable()
+    try:
+        measured(FAMILIES["z_image"], PLANS["each"])
+    finally:
+        gc.enable()
+        hook.remove()
+    assert seen == [0, 0]
+
+
 PREDICTED = grid(["flux", "z_image", "wan21", "sd15"], ["each", "pairs", "attention", "feed-forward"])
 
 
@@ -151,6 +172,18 @@ def test_it_takes_what_was_predicted(name: str, plan: str) -> None:
     row, _ = measured(FAMILIES[name], PLANS[plan])
     assert (row.work, row.outcome) == ("training", "done")
     assert row.predicted.live == pytest.approx(row.live, rel=0.02)
+
+
+def test_gradients_count_from_when_they_are_there() -> None:
+    """Those of steps before from the first block on, where they are added up."""
+    rows = [
+        measured(FAMILIES["wan21"], PLANS["each"], rank=48, steps=2 * count, grad_accumulation_steps=count)[0]
+        for count in (1, 2)
+    ]
+    once, added_up = rows
+    more = added_up.live - once.live
+    assert more > 0.05 * once.live
+    assert added_up.predicted.live - once.predicted.live == pytest.approx(more, rel=0.1)
 
 
 @pytest.mark.parametrize("name", some_of(["z_image", "sd15", "qwen_image", "flux"], 3))

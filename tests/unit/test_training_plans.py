@@ -11,6 +11,7 @@ from headroom.training import (
     BlockCost,
     Checkpoints,
     StepDoesNotFit,
+    before_gradients_come,
     every,
     least_recomputation,
     least_recomputation_in_ram,
@@ -27,6 +28,7 @@ def chain_of(count: int, seed: int) -> list[BlockCost]:
         BlockCost(
             given=(given := draw(1, 40) * 1000), saved=given + draw(0, 200) * 1000, forward=draw(1, 50),
             backward=draw(1, 100), forward_work=draw(0, 60) * 1000, backward_work=draw(0, 60) * 1000,
+            entering=draw(0, 30) * 1000,
             **{("released", "copied")[draw(0, 1)]: draw(0, 1) * given},
         )
         for _ in range(count)
@@ -82,6 +84,43 @@ def test_what_is_run_again_keeps_less() -> None:
     assert spent(released, ((0, 1),)).peak == 9 + 9 - 3 + 4 + 4
     assert spent(copied, ((0, 1),)).peak == 9 - 2 + 9 - 2 + 4 + 4
     assert spent(released, (0, 1)).peak == spent(copied, (0, 1)).peak == spent(plain, (0, 1)).peak
+
+
+def test_gradients_come_from_the_last_block_on() -> None:
+    chain = [replace(block, learnt=learnt) for block, learnt in zip([BlockCost(4, 9, 2.0, 4.0, 5, 6)] * 2, (10, 20))]
+    # Of 30 bytes that are counted as there, none is in the forward; in the last block's backward its own are made.
+    first, last = before_gradients_come(chain)
+    assert (first.forward_work, first.backward_work) == (5 - 10, 6 - 10)
+    assert (last.forward_work, last.backward_work) == (5 - 30, 6 - 30)
+    assert before_gradients_come(chain, 100)[0].forward_work == 5 - 110
+    # Most is there in the first block's backward: what both keep is gone but for its own, and so are two gradients.
+    assert spent([first, last], (0, 1)).peak == 9 + 4 + 6 - 10
+    assert spent(before_gradients_come([replace(one, learnt=100) for one in chain]), (0, 1)).peak == 0
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+@pytest.mark.parametrize("share", [0.5, 3.0])
+def test_none_of_all_plans_is_better_where_gradients_come(count: int, share: float) -> None:
+    """Also where they are more than all activations, so that what a block works with is below nothing."""
+    chain = [replace(block, learnt=int(share * block.saved)) for block in chain_of(count, 1)]
+    chain = before_gradients_come(chain)
+    found = [spent(chain, plan) for plan in set(plans(0, count))]
+    for budget in budgets(chain):
+        if budget > 0:
+            _, step = least_recomputation(chain, budget)
+            assert step.peak <= budget
+            assert step.again == min(one.again for one in found if one.peak <= budget)
+
+
+def test_a_first_run_takes_more_than_another() -> None:
+    """What goes in is copied, and whatever is saved is there, until it is known what the block writes to."""
+    block = BlockCost(given=4, saved=30, forward=1.0, backward=2.0, forward_work=5, backward_work=0, entering=7)
+    last = BlockCost(given=1, saved=1, forward=1.0, backward=2.0)
+    assert spent([block], (0,)).peak == 30 + 7 + 5
+    assert spent([block], ((0,),)).peak == 30 + 7 + 5
+    # Again, beside a gradient of 4; before it runs again nothing of it is there.
+    assert spent([replace(block, entering=0, given=6), last], ((0,), 1)).peak == 6 + 30 + 5
+    assert spent([replace(block, entering=7, given=6), last], ((0,), 1)).peak == 30 + 7 + 5
 
 
 @pytest.mark.parametrize("plan", [(0, 1), (0, 2, 1), ((0, 1), 1, 2), (0, (1, 2), 3)])
