@@ -77,6 +77,13 @@ def sections_of(text: str) -> dict[str, str]:
     return {title: body.strip() for title, _, body in parts}
 
 
+def rows_of(section: str) -> list[list[str]]:
+    """Cells of a section's last table, without its head."""
+    tables = f"\n\n{section}"
+    lines = tables[tables.rfind("\n\n|") :].strip().partition("\n\n")[0].splitlines()
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:] if line.startswith("|")]
+
+
 def on_gpu(work: Callable[[], object], runs: int) -> tuple[float, int]:
     """Median seconds after one call to warm up, and torch's peak of bytes allocated over what was there."""
     work()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,14 +14,15 @@ from headroom.host.prediction.header_loading import loading_headers
 from headroom.host.prediction.stages import Question
 from headroom.memory.prediction import Card, fake_mode
 
-from . import full_size
+from . import full_size, public_files
 
 TOKENS = 256
 
 
 @dataclass(frozen=True)
 class Wish:
-    """A model's file, a VAE's, a latent, the text's width, guidance, and the weights' dtype if not the file's."""
+    """A model's file, a VAE's if there is one, a latent, the text's width, guidance, the weights' dtype if not the
+    file's, and whether the text has a mask."""
 
     model: str
     vae: str
@@ -29,6 +31,7 @@ class Wish:
     pooled: int = 0
     cfg: float = 7.0
     stored: torch.dtype | None = None
+    masked: bool = False
 
 
 WISHES = {
@@ -42,12 +45,28 @@ WISHES = {
     ),
 }
 CARDS = (6, 8, 12, 16, 24)
+# What people train, by the pictures or frames of a usual set.
+TRAININGS = {name: wish for name, wish in WISHES.items() if "2048" not in name} | {
+    "SD3.5 Large, 1024 px": Wish("checkpoints/sd3.5_large", "", (1, 16, 128, 128), 4096, 2048),
+    "Chroma, 1024 px": Wish("diffusion_models/full_chroma", "", (1, 16, 128, 128), 4096),
+    "Flux.2, 1024 px": Wish("diffusion_models/full_flux2", "", (1, 128, 64, 64), 15360),
+    "Qwen-Image (fp8 file), 1024 px": Wish("diffusion_models/qwen_image_fp8_e4m3fn", "", (1, 16, 1, 128, 128), 3584),
+    "Z-Image, 1024 px": Wish("diffusion_models/z_image_turbo_bf16", "", (1, 16, 128, 128), 2560),
+    "LTX-Video 2B, 768 x 512, 97 frames": Wish(
+        "checkpoints/ltx-video-2b-v0.9.5", "", (1, 128, 13, 16, 24), 4096, masked=True
+    ),
+    "HunyuanVideo, 960 x 544, 33 frames": Wish(
+        "diffusion_models/full_hunyuan_video", "", (1, 16, 9, 68, 120), 4096, 768
+    ),
+}
 
 
-def write_files(folder: Path) -> None:
-    """The files of all wishes, under a ``models`` folder."""
-    names = {wish.model.partition("/")[2] for wish in WISHES.values()} | {wish.vae for wish in WISHES.values()}
-    full_size.write_all(folder, [f"{name}.safetensors" for name in names])
+def write_files(folder: Path, wishes: Mapping[str, Wish] = WISHES) -> None:
+    """The files of wishes, under a ``models`` folder."""
+    found = {wish.model.partition("/")[2] for wish in wishes.values()} | {wish.vae for wish in wishes.values()}
+    names = [f"{name}.safetensors" for name in found]
+    full_size.write_all(folder, names)
+    public_files.write_all(folder, names)
 
 
 def question(folder: Path, wish: Wish, card: Card) -> Question:
@@ -59,9 +78,10 @@ def question(folder: Path, wish: Wish, card: Card) -> Question:
         load = sd.load_state_dict_guess_config if "checkpoints" in wish.model else sd.load_diffusion_model_state_dict
         options = {} if wish.stored is None else {"model_options": {"dtype": wish.stored}}
         loaded: Any = load(tensors, disable_dynamic=True, **options)
-        vae = sd.VAE(sd=utils.load_torch_file(str(folder / "vae" / f"{wish.vae}.safetensors")))
+        vae = sd.VAE(sd=utils.load_torch_file(str(folder / "vae" / f"{wish.vae}.safetensors"))) if wish.vae else None
     with mode:
         extra = {"pooled_output": torch.zeros(1, wish.pooled)} if wish.pooled else {}
+        extra |= {"attention_mask": torch.ones(1, TOKENS)} if wish.masked else {}
         text, latent = [[torch.zeros(1, TOKENS, wish.text), extra]], torch.zeros(wish.latent)
     model = loaded[0] if isinstance(loaded, tuple) else loaded
     return Question(model, {"samples": latent}, vae, positive=text, negative=text, cfg=wish.cfg)

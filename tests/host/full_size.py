@@ -97,13 +97,40 @@ def sdxl_unet() -> Shapes:
     )  # fmt: skip
 
 
+FLUX = {
+    "in_channels": 16, "out_channels": 16, "vec_in_dim": 768, "context_in_dim": 4096, "hidden_size": 3072,
+    "mlp_ratio": 4.0, "num_heads": 24, "depth": 19, "depth_single_blocks": 38, "axes_dim": [16, 56, 56],
+    "theta": 10000, "patch_size": 2, "qkv_bias": True,
+}  # fmt: skip
+
+
 def flux() -> Shapes:
+    settings = {**FLUX, "guidance_embed": True, "txt_ids_dims": []}
+    return shapes(host("comfy.ldm.flux.model").Flux(image_model="flux", **settings, **blank()))
+
+
+def flux2() -> Shapes:
+    """Flux.2 dev."""
     module = host("comfy.ldm.flux.model").Flux(
-        image_model="flux", in_channels=16, out_channels=16, vec_in_dim=768, context_in_dim=4096, hidden_size=3072,
-        mlp_ratio=4.0, num_heads=24, depth=19, depth_single_blocks=38, axes_dim=[16, 56, 56], theta=10000,
-        patch_size=2, qkv_bias=True, guidance_embed=True, txt_ids_dims=[], **blank(),
+        image_model="flux2", in_channels=128, out_channels=128, vec_in_dim=None, context_in_dim=15360, hidden_size=6144,
+        mlp_ratio=3.0, num_heads=48, depth=8, depth_single_blocks=48, axes_dim=[32, 32, 32, 32], theta=2000,
+        patch_size=1, qkv_bias=False, guidance_embed=True, txt_ids_dims=[3], global_modulation=True, mlp_silu_act=True,
+        ops_bias=False, **blank(),
     )  # fmt: skip
     return shapes(module)
+
+
+def chroma() -> Shapes:
+    own = {"in_channels": 64, "out_channels": 64, "in_dim": 64, "out_dim": 3072, "hidden_dim": 5120, "n_layers": 5}
+    settings = {**FLUX, **own, "txt_ids_dims": []}
+    return shapes(host("comfy.ldm.chroma.model").Chroma(**settings, **blank()))
+
+
+def hunyuan_video() -> Shapes:
+    own = {"depth": 20, "depth_single_blocks": 40, "theta": 256, "patch_size": [1, 2, 2]}
+    left_out = dict.fromkeys(("byt5", "meanflow", "use_cond_type_embedding", "meanflow_sum"), False)
+    settings = {**FLUX, **own, **left_out, "guidance_embed": True, "vision_in_dim": None}
+    return shapes(host("comfy.ldm.hunyuan_video.model").HunyuanVideo(**settings, **blank()))
 
 
 def wan14b() -> Shapes:
@@ -128,6 +155,9 @@ FILES: tuple[tuple[str, str, Callable[[], Shapes], torch.dtype], ...] = (
     ("checkpoints", "full_sd15.safetensors", sd15, torch.float16),
     ("diffusion_models", "full_sdxl_unet.safetensors", sdxl_unet, torch.float16),
     ("diffusion_models", "full_flux.safetensors", flux, torch.bfloat16),
+    ("diffusion_models", "full_flux2.safetensors", flux2, torch.bfloat16),
+    ("diffusion_models", "full_chroma.safetensors", chroma, torch.bfloat16),
+    ("diffusion_models", "full_hunyuan_video.safetensors", hunyuan_video, torch.bfloat16),
     ("diffusion_models", "full_wan14b.safetensors", wan14b, torch.float16),
     ("text_encoders", "full_clip_l.safetensors", clip_l, torch.float16),
     ("text_encoders", "full_clip_g.safetensors", clip_g, torch.float16),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -177,9 +177,11 @@ FILES: dict[str, File] = {
 }
 
 
-def write_all(models: Path) -> None:
-    """Writes them into the host's folders below ``models``."""
+def write_all(models: Path, names: Iterable[str] | None = None) -> None:
+    """Writes those that are asked for (all) into the host's folders below ``models``."""
     for name, file in FILES.items():
+        if names is not None and name not in names:
+            continue
         tokenizer = {"spiece_model": full_size.sentence_pieces()} if file.tokenizer else {}
         entries = file.entries()
         dtypes = {key: _dtype(file, entries, key) for key in entries}
