@@ -59,7 +59,7 @@ def test_the_hosts_training_node_learns_the_same_through_online(node: Any, calls
 
 @pytest.mark.parametrize("backend", some_of(["online", "auto", "sdpa_flash"], 3))
 def test_a_compiled_model_takes_the_override(backend: str) -> None:
-    """By dynamo without a compiler: the graph breaks at the override, as the README says, and the picture is right."""
+    """By dynamo without a compiler: the graph breaks at the override, as docs/hosts.md says; the picture is right."""
     from comfy_api.torch_helpers import set_torch_compile_wrapper
 
     family = FAMILIES["flux"]

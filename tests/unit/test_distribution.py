@@ -139,7 +139,9 @@ def test_the_pictures_are_as_drawn(draw: Callable[[dict[str, str]], Image.Image]
 
 def test_what_is_tested_at_night_can_be_had_and_is_said() -> None:
     matrix = re.search(r"host: \[(.+,.+)\]", (ROOT / ".github" / "workflows" / "hosts.yml").read_text())
-    table = re.search(r"^## Which ComfyUI$(.+?)^## ", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    table = re.search(
+        r"^## Which ComfyUI$(.+?)^## ", (ROOT / "docs" / "hosts.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     assert matrix is not None
     assert table is not None
     versions = re.findall(r'"(.+?)"', matrix[1])
