@@ -47,8 +47,8 @@ TITLES = {
 INTRODUCTION = """# Training: memory and time of a step
 
 *Train LoRA* of ComfyUI 0.30.0 in process, AdamW, rank 2, two steps, one picture, in float32, small models of each
-family with random weights, one thread. Memory is the live bytes of all tensors beyond the weights at most over both
-steps, followed one by one. "Without": no checkpoints; families that write to what autograd has saved, which it
+family with random weights, one thread. Memory is the live bytes of all tensors beyond weights and adapter at most over
+both steps, followed one by one. "Without": no checkpoints; families that write to what autograd has saved, which it
 refuses, then save copies. "Depth": the node's own `gradient_checkpointing` at that `checkpoint_depth`, 1 by default.
 Attention is torch's fused one in all columns but where it says so."""
 FAMILIES = (
