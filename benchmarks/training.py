@@ -132,6 +132,12 @@ def _kept(settings: Settings, name: str) -> list[list[str]]:
     return [row for row in rows_of(text) if row[0] not in settings.families]
 
 
+def _of_an_earlier_run(section: Section, kept: Sequence[Sequence[str]]) -> None:
+    if kept:
+        names = dict.fromkeys(row[0] for row in kept)
+        section.parts.append(f"Of an earlier run on such a machine: {', '.join(names)}.")
+
+
 def _in_order(rows: list[list[str]]) -> list[list[str]]:
     return sorted(rows, key=lambda row: FAMILIES.index(row[0]))
 
@@ -144,6 +150,7 @@ def _errors(rows: Sequence[Sequence[str]]) -> list[float]:
 def memory(settings: Settings) -> Section:
     """Live bytes of a step by each way."""
     section, rows = Section(), _kept(settings, "memory")
+    _of_an_earlier_run(section, rows)
     ways = ("without", *(f"depth {depth}" for depth in range(1, 6)))
     for name in settings.families:
         trained, cells = Trained(name), [name]
@@ -180,6 +187,7 @@ def beforehand(settings: Settings) -> Section:
     from headroom.host.training.without_data import Training
 
     section, rows = Section(), _kept(settings, "beforehand")
+    _of_an_earlier_run(section, rows)
     asked = TrainingSettings(rank=2, training_dtype="fp32", lora_dtype="fp32")
     for name in settings.families:
         trained, cells = Trained(name), [name]
@@ -300,11 +308,11 @@ def _chart(settings: Settings, found: Mapping[str, list[float]]) -> None:
 
 def time(settings: Settings) -> Section:
     """CPU seconds of a step beside what its operations predict. Rows of families that are not asked for stay."""
-    rows, clock = _kept(settings, "time"), StepClock()
+    section, rows, clock = Section(), _kept(settings, "time"), StepClock()
+    _of_an_earlier_run(section, rows)
     for name in settings.families:
         rows += [_timed(settings, name, bypass, clock) for bypass in (False, True)]
     rows = _in_order(rows)
-    section = Section()
     for what, first in (("operations", len(TIMED) - 5), ("a step and its forward once more", len(TIMED) - 4)):
         errors = [abs(float(row[column].strip("%"))) for row in rows for column in (first, first + 3)]
         section.most(f"CPU seconds against {what}, largest error", 5.0, max(errors), "%")
