@@ -31,11 +31,12 @@ class NamedAtOnce:
     """Names a test when it has failed, for a run that is ended before its summary."""
 
     def __init__(self, config: pytest.Config) -> None:
-        self.terminal = config.pluginmanager.get_plugin("terminalreporter")
+        self.plugins = config.pluginmanager
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed and self.terminal is not None:
-            self.terminal.write_line(f"\nfailed: {report.nodeid}")
+        terminal = self.plugins.get_plugin("terminalreporter")  # which is not there yet when pytest is configured
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\nfailed: {report.nodeid}")
 
 
 def pytest_configure(config: pytest.Config) -> None:
