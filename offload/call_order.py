@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 
 class CallOrder:
@@ -34,6 +35,7 @@ class CallOrder:
                 self._next = (self._next + ahead + 1) % count
                 return
 
-    def coming(self) -> tuple[str, ...]:
+    def coming(self) -> Iterator[str]:
         """Layers in the order in which they should run next; after the last of this call those of the next one."""
-        return (*self.names[self._next :], *self.names[: self._next])
+        yield from islice(self.names, self._next, None)
+        yield from islice(self.names, self._next)

@@ -74,8 +74,10 @@ class LayerPrefetch:
         self._staging = Staging(device, staging if self.streamed else 0)
         self._staged: dict[str, Staged] = {}  # in the order of their copies
         self._kept: dict[str, Staged | None] = {}  # None: not copied yet
+        self._bytes_staged = 0
         self._offsets: dict[str, int] = {}
         self._running: set[str] = set()
+        self._is_full = False  # for the layer that comes next; asking again before bytes are given back is in vain
         self._stopwatch: Stopwatch | None = None
         self._least: dict[str, float] = {}  # seconds, as measured
         self._keep([name for name in self.learned.kept if name in self.streamed])
@@ -138,6 +140,7 @@ class LayerPrefetch:
         while self._drop_latest():
             pass
         self._kept = dict.fromkeys(self._kept)
+        self._bytes_staged = 0
 
     def close(self) -> None:
         """Waits for the copies under way and gives the memory back."""
@@ -180,13 +183,19 @@ class LayerPrefetch:
         self._running.discard(name)
         if name in self._staged:
             self._staging.release(self._staged.pop(name))
+            self._gave_back(name)
 
     def _copy_ahead(self) -> None:
         """Starts copies of the coming layers, while there is room."""
+        if self._is_full:
+            return
         for name in self._order.coming():
             if self._kept.get(name) is not None:
                 continue
-            if name in self._running or (name not in self._staged and self._copy(name) is None):
+            if name in self._running:
+                return
+            if name not in self._staged and self._copy(name) is None:
+                self._is_full = True
                 return
 
     def _copy_now(self, name: str) -> Staged | None:
@@ -202,7 +211,12 @@ class LayerPrefetch:
         if latest is None or latest in self._running:
             return False
         self._staging.drop(self._staged.pop(latest))
+        self._gave_back(latest)
         return True
+
+    def _gave_back(self, name: str) -> None:
+        self._is_full = False
+        self._bytes_staged -= self.streamed[name].bytes
 
     def _copy(self, name: str) -> Staged | None:
         each = self.streamed[name]
@@ -216,12 +230,9 @@ class LayerPrefetch:
         if staged is not None:
             self.traffic.copies[name] += 1
             self.traffic.bytes += each.bytes
-            self.traffic.staged = max(self.traffic.staged, self._bytes_staged())
+            self._bytes_staged += each.bytes
+            self.traffic.staged = max(self.traffic.staged, self._bytes_staged)
         return staged
-
-    def _bytes_staged(self) -> int:
-        kept = (name for name, staged in self._kept.items() if staged is not None)
-        return sum(self.streamed[name].bytes for name in (*self._staged, *kept))
 
     def _use_what_was_measured(self) -> None:
         """Keeps layers in the ring's memory where a smaller ring would hide the copies as well."""
@@ -249,5 +260,5 @@ class LayerPrefetch:
         for name in names:
             offset -= self.streamed[name].bytes
             self._offsets[name] = offset
-        self._kept = dict.fromkeys(names)
+        self._kept, self._is_full = dict.fromkeys(names), False
         self._staging.split(self._staging.bytes - offset)

@@ -30,12 +30,6 @@ class Region(Generic[Token]):
     before: int
     token: Token | None = None
 
-    def overlaps(self, other: Region[Token]) -> bool:
-        return self.start < other.end and other.start < self.end
-
-    def covers(self, other: Region[Token]) -> bool:
-        return self.start <= other.start and other.end <= self.end
-
 
 class Ring(Generic[Token]):
     """Which of ``size`` bytes are taken; the memory itself is elsewhere."""
@@ -52,15 +46,23 @@ class Ring(Generic[Token]):
             None while one of those is in use, or if the ring is too small.
         """
         start = following(self._head, size, self.size)
-        region: Region[Token] = Region(start, start + size, self._head)
-        overlapped = [other for other in self._regions if region.overlaps(other)]
-        tokens = [other.token for other in overlapped if other.token is not None]
-        if region.end > self.size or len(tokens) < len(overlapped):
+        end = start + size
+        if end > self.size:
             return None
-        # A region that is overwritten in part stays: the rest of its bytes has to wait for it too.
-        self._regions = [other for other in self._regions if not region.covers(other)]
-        self._regions.append(region)
-        self._head = region.end
+        tokens: list[Token] = []
+        left: list[Region[Token]] = []
+        # This runs for every copy of a step. The oldest come first: where there is no room, one of them says so.
+        for other in self._regions:
+            if start < other.end and other.start < end:
+                if other.token is None:
+                    return None
+                tokens.append(other.token)
+                if start <= other.start and other.end <= end:
+                    continue
+            left.append(other)  # or what is overwritten in part: the rest of its bytes has to wait for it too
+        region: Region[Token] = Region(start, end, self._head)
+        self._regions = [*left, region]
+        self._head = end
         return region, tokens
 
     def give_back(self, region: Region[Token], token: Token) -> None:

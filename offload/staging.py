@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -26,7 +27,9 @@ ALIGNMENT = 512  # bytes; torch's allocators round to as much, so that a weight 
 
 def flat_bytes(tensor: Tensor) -> int:
     """Bytes of device memory that a weight takes, the parts of a quantised one together."""
-    return sum(-(-part.nbytes // ALIGNMENT) * ALIGNMENT for part in _parts(tensor))
+    if not is_traceable_wrapper_subclass(tensor):
+        return -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+    return sum(map(flat_bytes, _parts(tensor)))
 
 
 def _parts(tensor: Tensor) -> list[Tensor]:
@@ -105,14 +108,15 @@ class Staging:
             sources: weights, on any device.
             timed: :attr:`Staged.began` and :attr:`Staged.copied` can tell how long the copies took.
         """
-        taken = self._ring.take(sum(map(flat_bytes, sources)))
+        sizes = list(map(flat_bytes, sources))
+        taken = self._ring.take(sum(sizes))
         if taken is None:
             return None
         region, moments = taken
         with self._stream or nullcontext():
             self._wait(moments)
             began = self._moment(self._stream, timed)
-            copies = list(self._copies(sources, region.start))
+            copies = self._copies(sources, sizes, region.start)
         return Staged(copies, self._moment(self._stream, timed), region, began)
 
     def split(self, kept: int) -> None:
@@ -124,7 +128,7 @@ class Staging:
         with self._stream or nullcontext():
             if self._stream is not None:
                 self._stream.wait_stream(compute_stream(self._device))  # it may still read the bytes
-            copies = list(self._copies(sources, offset))
+            copies = self._copies(sources, list(map(flat_bytes, sources)), offset)
         return Staged(copies, self._moment(self._stream))
 
     def now(self) -> Moment:
@@ -176,19 +180,19 @@ class Staging:
         event.record(stream)
         return event
 
-    def _copies(self, sources: Sequence[Tensor], offset: int) -> Iterable[Tensor]:
-        for source in sources:
-            yield self._copy(source, offset)
-            offset += flat_bytes(source)
+    def _copies(self, sources: Sequence[Tensor], sizes: Sequence[int], offset: int) -> list[Tensor]:
+        ends = accumulate(sizes, initial=offset)
+        return [self._copy(source, start) for source, start in zip(sources, ends)]
 
     def _copy(self, source: Tensor, offset: int) -> Tensor:
         if not is_traceable_wrapper_subclass(source):
             assert self._buffer is not None
-            # The same strides: kernels of convolutions differ by the order of the channels.
             flat = self._buffer[offset : offset + source.nbytes].view(source.dtype)
-            target = flat.as_strided(source.shape, source.stride()) if _fills(source) else flat.view(source.shape)
-            target.copy_(source, non_blocking=True)
-            return target
+            if source.is_contiguous() or not _fills(source):
+                target = flat.view(source.shape)
+            else:  # the same strides: kernels of convolutions differ by the order of the channels
+                target = flat.as_strided(source.shape, source.stride())
+            return target.copy_(source, non_blocking=True)
         names, context = source.__tensor_flatten__()
         parts: dict[str, Any] = {}
         for name in names:

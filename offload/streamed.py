@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor, nn
 
@@ -28,7 +29,7 @@ class Streamed:
         """With the parameters that the layer has now."""
         return cls(layer, {name: parameter for name, parameter in layer._parameters.items() if parameter is not None})
 
-    @property
+    @cached_property
     def bytes(self) -> int:
         """Of staging memory that the weights take."""
         return sum(flat_bytes(parameter.data) for parameter in self.weights.values())
