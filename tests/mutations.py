@@ -447,8 +447,8 @@ OFFLOAD = (
         ),
         (
             "prefetch: strides of a weight not kept",
-            "flat.as_strided(source.shape, source.stride()) if _fills(source) else flat.view(source.shape)",
-            "flat.view(source.shape)",
+            "target = flat.as_strided(source.shape, source.stride())",
+            "target = flat.view(source.shape)",
         ),
     ),
     *_of(
@@ -456,8 +456,8 @@ OFFLOAD = (
         PREFETCH,
         (
             "ring: a region given out while it is in use",
-            "if region.end > self.size or len(tokens) < len(overlapped):",
-            "if region.end > self.size:",
+            "                if other.token is None:\n                    return None\n",
+            "                if other.token is None:\n                    continue\n",
         ),
     ),
     *_of(
@@ -472,6 +472,11 @@ OFFLOAD = (
             "prefetch: a layer keeps the ring's bytes after it ran",
             "            self.streamed[name].put_back(self._hide)\n            if name",
             "            if name",
+        ),
+        (
+            "prefetch: bytes that came back are not asked for again",
+            "        self._is_full = False\n        self._bytes_staged -=",
+            "        self._bytes_staged -=",
         ),
         (
             "prefetch: weights written between calls not copied anew",
@@ -1332,6 +1337,11 @@ VAES = (
             "strips: results of a batch left out of the budget",
             "            self.room.for_work() - gathered,\n",
             "            self.room.for_work(),\n",
+        ),
+        (
+            "strips: a plan is not kept for later decodes",
+            "            plans=remembered(module),\n",
+            "",
         ),
     ),
     *_of(

@@ -28,6 +28,7 @@ from ...memory.prediction import (
     predict,
 )
 from ...vae import TilePlan
+from ...vae.exact.planning.remembered import share_plans
 from ..core.internals import find
 from ..measure.calibrated import as_planned, workspaces_for
 from ..vae.coding import Coder
@@ -131,6 +132,7 @@ class _StandIn:
     def of(cls, vae: Any, mode: FakeTensorMode, card: Card, workspaces: Workspaces) -> _StandIn:
         copied = copy.copy(vae)
         copied.first_stage_model = fake_copy(vae.first_stage_model, mode, card.device)
+        share_plans(copied.first_stage_model, vae.first_stage_model)
         if card.device != vae.device:
             for part in copied.first_stage_model.modules():
                 if hasattr(part, "optimized_attention"):

@@ -30,6 +30,7 @@ from ...vae.exact import (
 from ...vae.exact.engine import zeros
 from ...vae.exact.planning.card import figures_of
 from ...vae.exact.planning.device import Figures
+from ...vae.exact.planning.remembered import remembered
 from ...vae.exact.planning.workspace import BY_RULE, ConvolutionWorkspace
 from ..attention.in_vae import attend
 from ..chunks.chunks import Chunks
@@ -57,11 +58,7 @@ class StripCoder:
         self.geometry, self.room, self.vae, self.workspaces = geometry, room, geometry.vae, workspaces
 
     def run(self, x: Tensor, exact: ExactPass) -> Tensor:
-        """All slices of a prepared input, with the weights on the device.
-
-        Raises:
-            NotExact, DoesNotFit, NoRoom: as :meth:`ExactPass.run`.
-        """
+        """All slices of a prepared input, with the weights on the device; raises as :meth:`ExactPass.run` does."""
         geometry, preview = self.geometry, self.geometry.watch(self.geometry.slices(x))
 
         def code(part: Tensor) -> Tensor:
@@ -74,8 +71,9 @@ class StripCoder:
     def exact_pass(self, x: Tensor, row: Row) -> ExactPass:
         """What the slices of a batch share, with what their results leave of the budget."""
         geometry, dtype, gathered = self.geometry, self.vae.vae_dtype, self.gathered_bytes(x)
-        one_video = x.ndim == 5 and x.shape[2] > 1 and min(x.shape[0], geometry.slice_step(x)) == 1
-        chunks = strips_of(self.vae.first_stage_model, geometry.direction) if one_video else None
+        module, one_video = self.vae.first_stage_model, x.ndim == 5 and x.shape[2] > 1
+        one_video = one_video and min(x.shape[0], geometry.slice_step(x)) == 1
+        chunks = strips_of(module, geometry.direction) if one_video else None
         return ExactPass(
             self.vae,
             self.room.for_work() - gathered,
@@ -90,6 +88,7 @@ class StripCoder:
             geometry.result,
             geometry.hold if geometry.holds_on_disk else None,
             along=first_way(chunks),
+            plans=remembered(module),
         )
 
     def gathered_bytes(self, x: Tensor) -> int:
@@ -133,7 +132,7 @@ class ExactPass:
         frames: of the result in a window, where it is cut along frames; 0 = by the budget.
         along: what strips are cut along, see :data:`..video.along.ALONG`.
         handed_on: frames are taken chunk by chunk as they come.
-        plans: what was planned for a shape, so that an equal slice need not be planned again.
+        plans: what was planned for a shape, so that an equal slice, or later run, need not be planned again.
         report: of the last slice that ran.
         planned: peak of the last schedule, whether or not memory sufficed.
     """

@@ -21,6 +21,7 @@ from torch.nn import functional
 from headroom.vae.exact import DoesNotFit, ExactRun, PlannedRun, Schedule
 from headroom.vae.exact.operations.graph import Node, Rows
 from headroom.vae.exact.operations.leaves import Held
+from headroom.vae.exact.planning import search
 from headroom.vae.exact.planning.choice import Choice
 from headroom.vae.exact.planning.device import ACCELERATOR, Figures
 from headroom.vae.exact.planning.planner import Planner
@@ -470,3 +471,30 @@ def test_more_memory_is_never_slower(card: Card, way: str, dtype: torch.dtype) -
         assert found.peak <= share * largest
         assert found.seconds <= 1.02 * seconds, share
         seconds = min(seconds, found.seconds)
+
+
+def test_of_many_operations_few_schedules_are_tried(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a video has: where trying takes longer than it can gain, what was found has to do."""
+    deep = nn.Sequential(*(Residual(32, 32) for _ in range(48)))
+    tried: list[Choice] = []
+    schedule = Planner.schedule
+
+    def counted(planner: Planner, choice: Choice) -> Schedule:
+        tried.append(choice)
+        return schedule(planner, choice)
+
+    monkeypatch.setattr(Planner, "schedule", counted)
+    found = {}
+    for most in (search.SMALL, 10_000):
+        monkeypatch.setattr(search, "SMALL", most)
+        planner = planner_of(deep, (1, 32, 96, 96), FIGURES)
+        assert len(planner.analysis.nodes) > 300
+        whole = max(node.bytes for node in planner.analysis.nodes)
+        low, ideal = (planner.schedule(Choice(size)).peak for size in (whole // 64, whole))
+        tried.clear()
+        plan, fits = Search(planner, 0.9 * low + 0.1 * ideal).run()
+        assert fits
+        found[most] = plan, len(tried)
+    (few, tries), (many, all_of_them) = found.values()
+    assert tries < all_of_them / 2
+    assert few.seconds <= 1.1 * many.seconds

@@ -1,6 +1,8 @@
 """Low-Memory VAE around the host's own VAEs, in process."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -12,9 +14,14 @@ from torch import Tensor
 
 from headroom.host.core.device import memory_budget
 from headroom.host.measure.runs import LOG
+from headroom.host.prediction.stages import own_card
+from headroom.host.prediction.vae import Coding, predict_coding
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import decode_latent, low_memory_vae
 from headroom.nodes.vae import HeadroomVAEDecode, HeadroomVAEEncode
+from headroom.vae.exact.planning.choice import Choice, PlannedBefore
+from headroom.vae.exact.planning.remembered import MOST, Remembered, remembered
+from headroom.vae.exact.planning.search import Search
 
 from ..nightly import some_of
 from .autoencoders import AUTOENCODERS
@@ -353,3 +360,56 @@ def test_a_budget_leaves_what_the_host_keeps_free_for_others(monkeypatch: pytest
     monkeypatch.setattr(model_management, "EXTRA_RESERVED_VRAM", 3 * 2**30)
     assert total - memory_budget(cpu) == model_management.extra_reserved_memory() >= 3 * 2**30
     assert memory_budget(cpu, 1.5) == 3 * 2**29
+
+
+class TestPlans:
+    """Found once for each computation: of a video that takes seconds."""
+
+    @pytest.fixture
+    def searches(self, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+        """Those that were made."""
+        made: list[Any] = []
+        run = Search.run
+
+        def counted(search: Search) -> Any:
+            made.append(search)
+            return run(search)
+
+        monkeypatch.setattr(Search, "run", counted)
+        return made
+
+    def test_a_later_decode_uses_it(self, searches: list[Any]) -> None:
+        latent, vae = latent_of("sd", 96, 64), load_vae("sd")
+        first = low_memory_vae(vae, VAESettings(method="exact", vram_budget_gb=1.0)).decode(latent)
+        there = len(searches)
+        assert there
+        again = low_memory_vae(vae, VAESettings(method="exact", vram_budget_gb=1.0)).decode(latent)
+        assert len(searches) == there
+        assert torch.equal(again, first)
+        low_memory_vae(vae, VAESettings(method="exact", vram_budget_gb=1.1)).decode(latent)
+        low_memory_vae(vae, VAESettings(method="exact", vram_budget_gb=1.0)).decode(latent[..., 1:])
+        assert len(searches) == 3 * there, "another budget and another size are other computations"
+
+    def test_a_prediction_leaves_it_for_the_decode(self, searches: list[Any]) -> None:
+        latent, vae = latent_of("sd", 64, 96), low_memory_vae(load_vae("sd"), VAESettings(method="exact"))
+        predict_coding(Coding(vae, latent), own_card(vae.device))
+        there = len(searches)
+        assert there
+        vae.decode(latent)
+        assert len(searches) == there
+
+    def test_it_goes_with_its_module(self) -> None:
+        module = torch.nn.Linear(1, 1)
+        remembered(module)["key"] = PlannedBefore(Choice(0), (), ())
+        gone = weakref.ref(module)
+        del module
+        gc.collect()
+        assert gone() is None
+
+    def test_the_latest_are_kept(self) -> None:
+        plans = Remembered()
+        for number in range(MOST + 2):
+            plans[number] = PlannedBefore(Choice(number), (), ())
+        plans[2] = plans[2]
+        plans["one more"] = plans[2]
+        assert list(plans) == [*range(4, MOST + 2), 2, "one more"]

@@ -26,6 +26,8 @@ STARTS = (12, 24, 64)
 REFINED = 2  # the fastest ways found, which are then tried in fewer strips
 DISPATCH = 8e-6  # seconds that a slower host takes for a kernel, beyond the figures
 SMALL = 300  # operations, as a picture has; for a video, with thousands, fewer ways are tried
+COUNTED = 1.5e-4  # seconds of a CPU for one operation of a schedule that is tried, about
+USES = 4  # decodes that a video's plan is expected to serve: what it may gain in them pays for what is tried
 FULL = 0.85  # passes with this share of the fullest pass's bytes count as full too
 
 
@@ -60,11 +62,11 @@ class Search:
         if ideal.peak <= self.budget:
             return ideal, True
         found = list(self._ways(ideal))
-        fitting = [self._overlapped(one) for one in found if one.peak <= self.budget]
+        fitting = [self._overlapped(one, ideal) for one in found if one.peak <= self.budget]
         if not fitting:
             return min(found, key=lambda one: one.peak), False
         best = sorted(fitting, key=lambda one: one.seconds)[: REFINED if self.is_small else 1]
-        return min((self._refined(one) for one in best), key=_on_a_slower_host), True
+        return min((self._refined(one, ideal) for one in best), key=_on_a_slower_host), True
 
     def outside(self) -> Schedule:
         """All stored maps outside the device's memory, in strips as low as they can be at no cost in time."""
@@ -168,6 +170,11 @@ class Search:
     def _is_near(self, schedule: Schedule, ideal: Schedule) -> bool:
         return schedule.peak <= self.budget and schedule.seconds <= NEAR * ideal.seconds
 
+    def _is_worth(self, tries: int, schedule: Schedule, ideal: Schedule) -> bool:
+        """Whether so many tries take less time than they can gain; a picture's are quick."""
+        gain = USES * (schedule.seconds - ideal.seconds)
+        return self.is_small or gain > tries * COUNTED * len(self.planner.analysis.nodes)
+
     def _improved(self, schedule: Schedule, ideal: Schedule) -> Schedule:
         """Gives up maps, or keeps them after all, as long as that saves time."""
         if schedule.peak > self.budget:
@@ -175,7 +182,10 @@ class Search:
         for _ in range(MOST_CHANGES if self.is_small else 1):
             if self._is_near(schedule, ideal):
                 break
-            tries = [self._tallest(one) for one in (*self._given_up(schedule, FULL), *self._kept_after_all(schedule))]
+            choices = [*self._given_up(schedule, FULL), *self._kept_after_all(schedule)]
+            if not self._is_worth(len(choices) * len(self._heights()).bit_length(), schedule, ideal):
+                break
+            tries = [self._tallest(one) for one in choices]
             tries = [one for one in tries if one.peak <= self.budget]
             best = min(tries, key=lambda one: one.seconds, default=schedule)
             if best.seconds > WORTH * schedule.seconds:
@@ -183,17 +193,19 @@ class Search:
             schedule = best
         return schedule
 
-    def _overlapped(self, schedule: Schedule) -> Schedule:
+    def _overlapped(self, schedule: Schedule, ideal: Schedule) -> Schedule:
         """Lower strips, where copies that begin earlier gain more time than the further kernels cost."""
         choice = schedule.choice
         if choice.rows or not (choice.outside or choice.parked):
             return schedule
-        lower = (size for size in self._heights() if size < choice.strip_bytes)
+        lower = [size for size in self._heights() if size < choice.strip_bytes]
+        if not self._is_worth(len(lower), schedule, ideal):
+            return schedule
         tries = [self.planner.schedule(replace(choice, strip_bytes=size)) for size in lower]
         fitting = [one for one in tries if one.peak <= self.budget]
         return min([schedule, *fitting], key=lambda one: one.seconds)
 
-    def _refined(self, schedule: Schedule) -> Schedule:
+    def _refined(self, schedule: Schedule, ideal: Schedule) -> Schedule:
         """Fewer strips where those still fit: first in all passes over maps of one size together, since slabs that are
         read as they lie need not be gathered; then in each pass by itself."""
         if schedule.choice.rows:
@@ -203,13 +215,16 @@ class Search:
         for place in places:
             alike.setdefault(schedule.passes[place].widest, []).append(place)
         for group in (*alike.values(), *([place] for place in places)):
-            schedule = self._in_fewer(schedule, group)
+            schedule = self._in_fewer(schedule, group, ideal)
         return schedule
 
-    def _in_fewer(self, schedule: Schedule, places: list[int]) -> Schedule:
+    def _in_fewer(self, schedule: Schedule, places: list[int], ideal: Schedule) -> Schedule:
         best, most = schedule, max(schedule.windows[place].count for place in places)
+        numbers = [number for number in NUMBERS if number < most]
+        if not self._is_worth(len(numbers), schedule, ideal):
+            return schedule
         # A smaller number does not always take more memory: it depends on whether slabs are read as they lie.
-        for number in (number for number in NUMBERS if number < most):
+        for number in numbers:
             fewer = {place: number for place in places if schedule.windows[place].count > number}
             choice = replace(schedule.choice, strips={**schedule.choice.strips, **fewer})
             found = self.planner.schedule(choice)
