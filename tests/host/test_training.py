@@ -65,6 +65,11 @@ def noise(family: Family) -> Tensor:
     return torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
 
 
+def forwards_of(model: Any) -> list[Any]:
+    """What stands in the place of modules' own forwards; older hosts leave the own one there after a training."""
+    return [vars(module).get("forward") for module in model.model.modules()]
+
+
 @pytest.mark.parametrize(("name", "plan"), some_of(grid(TRAINED, list(PLANS)), 2))
 def test_the_adapter_is_the_same_bits(name: str, plan: str) -> None:
     """As without checkpoints; of families that write to what autograd has saved, which it refuses, it saves copies."""
@@ -255,6 +260,7 @@ def test_a_run_that_ends_early_leaves_the_model_as_it_was(
     node, family = training_node(), FAMILIES["flux"]
     model, _ = apply_checkpoints(loadable(family), PLANS["each"])
     before = {key: value.clone() for key, value in model.model.state_dict().items()}
+    forwards = forwards_of(model)
     expected = train(node, model, family, noise(family), "fp32")
     asked = itertools.count(1)
 
@@ -267,7 +273,7 @@ def test_a_run_that_ends_early_leaves_the_model_as_it_was(
         with pytest.raises(error):
             train(node, model, family, noise(family), "fp32")
     assert all(torch.equal(value, before[key]) for key, value in model.model.state_dict().items())
-    assert not any("forward" in vars(module) for module in model.model.modules())
+    assert forwards_of(model) == forwards
     again = train(node, model, family, noise(family), "fp32")
     assert not [key for key in expected if not torch.equal(again[key], expected[key])]
 

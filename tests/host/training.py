@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from headroom.host.measure.wrappers import TRAINED
+
 from . import diffusion_models
 from .families import Family
 
@@ -34,6 +36,9 @@ def train(
 ) -> dict[str, Tensor]:
     """The LoRA after two steps, by plain gradient descent: Adam would turn rounding into steps of full size.
 
+    Skips the test where the host's own training, without ours, ends in autograd's refusal of its weights: up to 0.24.1
+    of some families, and beside the weights.
+
     Args:
         dtype: that the host computes in, as its node names it; "none" is bfloat16 where the model is float32.
         changes: other settings of the node.
@@ -44,7 +49,12 @@ def train(
     settings = {name: [value] for name, value in (defaults(node) | chosen).items()}
     torch.manual_seed(0)  # the LoRA's first weights are drawn from the global generator
     with torch.inference_mode():
-        result = node.execute([model], [{"samples": latents}], [family.conditioning(1)], **settings).result
+        try:
+            result = node.execute([model], [{"samples": latents}], [family.conditioning(1)], **settings).result
+        except RuntimeError as error:
+            if "Inference tensors cannot be saved" not in str(error) or TRAINED in model.attachments:
+                raise
+            pytest.skip("this ComfyUI trains no such model: autograd refuses weights that were loaded without it")
     return next(
         part for part in result if isinstance(part, dict) and all(isinstance(one, Tensor) for one in part.values())
     )
