@@ -82,6 +82,7 @@ class VAESize:
 
 
 MODELS = (
+    ModelSize(3072, 3, 6, 1024),
     ModelSize(1536, 3, 6, 512),
     ModelSize(1024, 3, 6, 512),
     ModelSize(768, 3, 6, 384),
