@@ -48,11 +48,13 @@ class Report:
         path: of the Markdown file.
         introduction: its head.
         titles: of the sections, by their names, in order.
+        is_of_gpu: all of them are measured on one; else the one named "gpu" is, and where there is none it is said.
     """
 
     path: Path
     introduction: str
     titles: Mapping[str, str]
+    is_of_gpu: bool = False
 
     def measure(self, name: str, work: Callable[[], Section], runs: int) -> None:
         """Runs one section and writes it in place of the one that was there."""
@@ -66,7 +68,7 @@ class Report:
         kept = sections_of(self.path.read_text(encoding="utf-8")) if self.path.is_file() else {}
         kept[self.titles[name]] = text
         there = [f"## {title}\n\n{kept[title]}" for title in self.titles.values() if title in kept]
-        if self.titles.get("gpu", "") not in kept:
+        if not self.is_of_gpu and self.titles.get("gpu", "") not in kept:
             there.insert(0, "Not measured on a GPU.")
         self.path.write_text("\n\n".join([self.introduction, *there]) + "\n", encoding="utf-8")
 
