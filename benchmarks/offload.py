@@ -36,7 +36,8 @@ from headroom.offload.schedule import Plan, PlanSearch, least_budget, spread_res
 TITLES = {"cards": "Models on cards"}
 INTRODUCTION = """# Block offload: schedule
 
-**Nothing here was measured on a GPU.** Samplings by the real code on an emulated card, beside the host's own streaming:
+**Nothing here was measured on a GPU** ([gpu.md](gpu.md) is). Samplings by the real code on an emulated card, beside the
+host's own streaming:
 [offload_grid.md](offload_grid.md). The numbers of the models on cards are computed by the virtual clock of
 `benchmarks/_offload_clock.py`: layers run one after the other, transfers share one link in order, a transfer waits
 until its bytes of the ring are free, and a layer waits for its transfer. Latencies, launch overhead, fragmentation and

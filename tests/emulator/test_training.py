@@ -113,7 +113,7 @@ def test_in_16_bits_with_the_hosts_scaler(card: Card, monkeypatch: pytest.Monkey
     ours, row = trained("z_image", EACH, dtype="none")
     assert not card.races
     assert not [key for key in expected if not torch.equal(ours[key], expected[key])]
-    # Host: without guidance it divides nothing by a count of 1e-37, in float16 by 0: no loss is a number, the scaler leaves
-    # each step out, and the optimizer has no states, which are predicted.
+    # Host: without guidance it divides nothing by a count of 1e-37, in float16 by 0: no loss is a number, the scaler
+    # leaves each step out, and the optimizer has no states, which are predicted.
     assert not any(one.isfinite() for one in scaled), "it learns: look at what is predicted anew"
     assert row.live <= row.predicted.activations <= 1.15 * row.live
