@@ -140,7 +140,7 @@ class LayerPrefetch:
         while self._drop_latest():
             pass
         self._kept = dict.fromkeys(self._kept)
-        self._bytes_staged = 0
+        self._bytes_staged = sum(self.streamed[name].bytes for name in self._staged)  # of layers that run
 
     def close(self) -> None:
         """Waits for the copies under way and gives the memory back."""
