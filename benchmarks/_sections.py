@@ -60,7 +60,8 @@ class Report:
         """Runs one section and writes it in place of the one that was there."""
         start = time.time()
         body = work().markdown()
-        where = f"Measured on: {machine()}; {runs} runs; {(time.time() - start) / 60:.0f} minutes."
+        card = f"{torch.cuda.get_device_name()}, " if self.is_of_gpu else ""
+        where = f"Measured on: {card}{machine()}; {runs} runs; {(time.time() - start) / 60:.0f} minutes."
         self.write(name, f"{body}\n\n{where}")
         print(f"## {self.titles[name]}\n\n{body}\n\n{where}\n", flush=True)
 

@@ -56,7 +56,6 @@ class Wish:
     latent: tuple[int, ...]
     text: int
     pooled: int = 0
-    cfg: float = 1.0
 
 
 WISHES = {
@@ -191,24 +190,30 @@ def sample(model: Any, wish: Wish, steps: int, seen: Callable[..., None] | None 
     noise = torch.randn(wish.latent, generator=torch.Generator().manual_seed(3))
     text = text_of(wish)
     found: Tensor = comfy.sample.sample(
-        model, noise, steps, wish.cfg, "euler", "simple", text, text, torch.zeros(wish.latent), callback=seen,
+        model, noise, steps, 1.0, "euler", "simple", text, text, torch.zeros(wish.latent), callback=seen,
         disable_pbar=True, seed=1,
     )  # fmt: skip
     return found
 
 
+class Marks(list[Any]):
+    """Moments of the card."""
+
+    def add(self, *_: Any) -> None:
+        self.append(torch.cuda.Event(enable_timing=True))
+        self[-1].record()
+
+    def seconds(self, first: int) -> list[float]:
+        """Between one moment and the next, from the given one on."""
+        torch.cuda.synchronize()
+        return [one.elapsed_time(other) / 1000 for one, other in pairwise(self[first:])]
+
+
 def step_seconds(model: Any, wish: Wish, steps: int = 5) -> list[float]:
     """Of the steps of a sampling but the first two, in which is loaded and measured."""
-    marks: list[Any] = []
-
-    def mark(*_: Any) -> None:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        marks.append(event)
-
-    sample(model, wish, steps, mark)
-    torch.cuda.synchronize()
-    return [one.elapsed_time(other) / 1000 for one, other in pairwise(marks[1:])]
+    marks = Marks()
+    sample(model, wish, steps, marks.add)
+    return marks.seconds(1)
 
 
 def peak_of(work: Callable[[], object]) -> int:
@@ -326,11 +331,10 @@ def trained(model: Any, wish: Wish, way: str, budget: int) -> tuple[Any, float]:
         def conditioning(_: int) -> list[Any]:
             return text_of(wish)
 
-    marks: list[Any] = []
+    marks = Marks()
 
     def clock(executor: Any, *args: Any, **kwargs: Any) -> Any:
-        marks.append(torch.cuda.Event(enable_timing=True))
-        marks[-1].record()
+        marks.add()
         return executor(*args, **kwargs)
 
     changes, model = dict[str, Any](), model.clone()
@@ -346,9 +350,7 @@ def trained(model: Any, wish: Wish, way: str, budget: int) -> tuple[Any, float]:
     latent = torch.randn(wish.latent, generator=torch.Generator().manual_seed(4))
     changes |= {"rank": 16, "optimizer": "AdamW", "learning_rate": 1e-4, "lora_dtype": "bf16", "steps": 6}
     train(training_node(), model, Given, latent, "bf16", **changes)  # type: ignore[arg-type]
-    torch.cuda.synchronize()
-    seconds = [one.elapsed_time(other) / 1000 for one, other in pairwise(marks[2:])]
-    return LOG.rows("", "")[-1], statistics.median(seconds)
+    return LOG.rows("", "")[-1], statistics.median(marks.seconds(2))
 
 
 def training(plan: Plan) -> Section:
@@ -366,6 +368,7 @@ def training(plan: Plan) -> Section:
             asked = Training(model, torch.zeros(wish.latent), text_of(wish), TrainingSettings(rank=16))
             said = forecast_training(asked, own_card(model.load_device))
             ways = {way.name: way for way in said.ways}
+            every_kth = next((text for text in ways if text.startswith("every ") and text.endswith(" blocks")), "")
             beside = said.weights + said.constant + said.adapter
             least, most = said.peak(ways["every block"]), said.peak(ways["no checkpoints"])
             for way in (OWN, *PLANS, BUDGET, IN_RAM):
@@ -377,8 +380,7 @@ def training(plan: Plan) -> Section:
                     print(rows[-1], flush=True)
                     unloaded()
                     continue
-                before = {OWN: "Train LoRA's own, depth 1"}.get(way, way)
-                found = next((one for text, one in ways.items() if text == before), None)
+                found = ways.get({OWN: "Train LoRA's own, depth 1", PLANS[1]: every_kth}.get(way, way))
                 forecast = f"{(said.peak(found) - beside) / MIB:.0f}" if found else ""
                 predicted = row.predicted.activations if row.predicted else None
                 rows.append([
@@ -432,9 +434,11 @@ def vae(plan: Plan) -> Section:
         weights = stock.patcher.model_size()
         row, base, most = decoding.run("whole", stock.decode)
         rows.append(row)
+        print(rows[-1], flush=True)
         if len(coded.latent) == 4:
             tiled, result, _ = decoding.run("host's tiles", stock.decode_tiled)
             rows.append([*tiled[:-1], db(result, base)])
+            print(rows[-1], flush=True)
         for share in (0.0, *(coded.shares if most else ())):
             budget = (weights + share * most) / GB if share else 0.0
             ours = low_memory_vae(stock, VAESettings("exact", budget, 0 if share else 128))
@@ -461,9 +465,8 @@ def db(result: Tensor | None, reference: Tensor | None) -> str:
     if result is None or reference is None:
         return ""
     noise = float((result.double() - reference.double()).square().mean())
-    return (
-        "the same bits" if noise == 0 else f"{-10 * math.log10(noise / float(reference.double().square().mean())):.0f}"
-    )
+    signal = float(reference.double().square().mean())
+    return "the same bits" if noise == 0 else f"{-10 * math.log10(noise / signal):.0f}"
 
 
 SECTIONS = {"sampling": sampling, "streaming": streaming, "training": training, "vae": vae}
