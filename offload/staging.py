@@ -181,8 +181,8 @@ class Staging:
         return event
 
     def _copies(self, sources: Sequence[Tensor], sizes: Sequence[int], offset: int) -> list[Tensor]:
-        ends = accumulate(sizes, initial=offset)
-        return [self._copy(source, start) for source, start in zip(sources, ends)]
+        starts = accumulate(sizes, initial=offset)
+        return [self._copy(source, start) for source, start in zip(sources, starts)]
 
     def _copy(self, source: Tensor, offset: int) -> Tensor:
         if not is_traceable_wrapper_subclass(source):

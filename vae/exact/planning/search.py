@@ -26,7 +26,7 @@ STARTS = (12, 24, 64)
 REFINED = 2  # the fastest ways found, which are then tried in fewer strips
 DISPATCH = 8e-6  # seconds that a slower host takes for a kernel, beyond the figures
 SMALL = 300  # operations, as a picture has; for a video, with thousands, fewer ways are tried
-COUNTED = 1.5e-4  # seconds of a CPU for one operation of a schedule that is tried, about
+COUNTED = 1.5e-4  # seconds for one operation of a schedule that is tried, about, of one core of an AMD EPYC
 USES = 4  # decodes that a video's plan is expected to serve: what it may gain in them pays for what is tried
 FULL = 0.85  # passes with this share of the fullest pass's bytes count as full too
 
