@@ -226,11 +226,11 @@ def recipes(settings: Settings) -> Section:
                 rows.append(_recipe(Path(place), f"{name}, weights in fp8", in_8_bits)[0])
     section.least("activations: Train LoRA's own over every block, smallest", 2.0, min(less))
     section.parts.append(
-        "By prediction, not measured: GB of 2^30 bytes, rank 16, AdamW, bfloat16, one picture, 85 % of the card; a"
-        " CPU's kernels are followed in the backward (of UNets a card holds more beside the weights: on an H100 SD1.5"
-        " at 512 px and SDXL took 1.36x and 1.31x of what is said so by every block, 1.08x to 1.16x by other plans,"
-        " [gpu.md](gpu.md)). For each card the plan that computes least of the blocks' forward"
-        " again; all weights on it. Less: what is beside the weights, of Train LoRA's own checkpoint over every block."
+        "By prediction, not measured: GB of 2^30 bytes, rank 16, AdamW, bfloat16, one picture, 85 % of the card. A CPU"
+        " stands for the card, with its mixed precision, norms and what its kernels hold: on the emulated card the same"
+        " comes out, to 2 MiB. On an H100 SD1.5 and SDXL took 1 to 5 % more than is said so ([gpu.md](gpu.md)). For"
+        " each card the plan that computes least of the blocks' forward again; all weights on it. Less: what is beside"
+        " the weights, of Train LoRA's own checkpoint over every block."
         " From RAM: every block with `checkpoints_in_ram`, and Train LoRA's `offloading`."
     )
     cards = (f"{vram} GB" for vram in CARDS)

@@ -728,7 +728,7 @@ GRAPHS = (
         ),
     ),
     *_of(
-        "graph/fit_plan.py",
+        "graph/fit/plan.py",
         GRAPH,
         (
             "fitting twice adds the nodes twice",
@@ -742,12 +742,12 @@ GRAPHS = (
         ),
     ),
     *_of(
-        "graph/insert_fit.py",
+        "graph/fit/insert.py",
         GRAPH,
         ("fit: a node of the workflow overwritten", "1 + max(taken, default=0)", "max(taken, default=0)"),
     ),
     *_of(
-        "graph/insert_ui.py",
+        "graph/fit/insert_ui.py",
         GRAPH,
         ("fit: cfg read from its neighbour", '"KSampler": 4, ', '"KSampler": 5, '),
     ),
@@ -1770,14 +1770,34 @@ WORKFLOWS = (
         "host/test_training.py",
         (
             "training: runs without data count as the training's",
-            "with answering({}), _disable_current_modes(), _no_casts_kept():",
-            "with answering({}), _no_casts_kept():",
+            "with answering({}), _disable_current_modes(), _no_casts_kept(), in_this_thread:",
+            "with answering({}), _no_casts_kept(), in_this_thread:",
         ),
         (
             "training: a cast without data stays for the training",
             "torch.set_autocast_cache_enabled(False)",
             "pass",
         ),
+    ),
+    *_of(
+        "host/training/costs.py",
+        "emulator/test_training.py",
+        (
+            "training: a CPU that stands for a card keeps its own precision",
+            "stack.enter_context(CudaAutocast())",
+            "pass",
+        ),
+        ("training: a CPU that stands for a card keeps its own norms", "stack.enter_context(FusedRMSNorm())", "pass"),
+        (
+            "training: a card's backward without data is another thread's",
+            "torch.autograd.set_multithreading_enabled(False)",
+            "torch.autograd.set_multithreading_enabled(True)",
+        ),
+    ),
+    *_of(
+        "memory/prediction/autocast.py",
+        "unit/test_autocast.py",
+        ("mixed precision: all is in float32, asked for or not", 'if torch.is_autocast_enabled("cpu"):', "if True:"),
     ),
     *_of(
         "training/optimal.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 from ...memory.prediction import DOCUMENTED, Card, LiveBytes, fake_mode, predict
+from ...memory.prediction.autocast import CudaAutocast
 from ...memory.prediction.fused_attention import FusedAttention
+from ...memory.prediction.fused_norm import FusedRMSNorm
 from ...training import BlockCost, CheckpointedChain, WrittenPlaces
 from ..prediction.host_answers import answering
 from .nested import looks_of, shapes_in, tensors_in, with_tensors, without_data
@@ -123,19 +125,22 @@ def cost_of(
         given_args, given_kwargs = without_data((args, kwargs), card.device)
     there = [*tensors_in((given_args, given_kwargs)), *held]
     run_forward = partial(_by_its_kernels, card, forward)
+    most = _of_tensors if (card.stands_for or card).device.type == "cpu" else _with_inside
 
     def run(tracker: LiveBytes) -> None:
         written: WrittenPlaces = {}
         with torch.enable_grad():
-            cost, shapes, learnt = _measured(tracker, run_forward, given_args, given_kwargs, written)
+            cost, shapes, learnt = _measured(tracker, most, run_forward, given_args, given_kwargs, written)
             real = [one for one in (*weights, *learnt) if type(one) in (Tensor, nn.Parameter)]
             if real or any(written.values()):  # what is there, and what the block writes to, is known from now on
                 tracker.leave_out([*there, *map(mode.from_tensor, real)])
-                cost, shapes, _ = _measured(tracker, run_forward, given_args, given_kwargs, written)
+                cost, shapes, _ = _measured(tracker, most, run_forward, given_args, given_kwargs, written)
             found.append((cost, shapes))
 
-    # A report follows the training's own tensors meanwhile, and these are not among them.
-    with answering({}), _disable_current_modes(), _no_casts_kept():
+    # A report follows the training's own tensors meanwhile, and these are not among them. A card's backward has a
+    # thread of its own, where nothing of what is set for this one holds.
+    in_this_thread = torch.autograd.set_multithreading_enabled(False)
+    with answering({}), _disable_current_modes(), _no_casts_kept(), in_this_thread:
         predict(mode, card, (), run, DOCUMENTED, given=there)
     return found[0]
 
@@ -154,12 +159,29 @@ def _no_casts_kept() -> Iterator[None]:
 
 def _by_its_kernels(card: Card, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Again in a backward too, where what has been chosen around a forward is gone."""
-    with FusedAttention(card) if card.device.type == "cuda" else nullcontext():
+    with kernels_of(card):
         return forward(*args, **kwargs)
 
 
+@contextmanager
+def kernels_of(card: Card) -> Iterator[None]:
+    """A card's attention where tensors say that they are on one; what differs on a CPU that stands for it."""
+    with ExitStack() as stack:
+        if card.device.type == "cuda":
+            stack.enter_context(FusedAttention(card))
+        elif card.stands_for is not None and card.stands_for.is_cuda:
+            stack.enter_context(FusedRMSNorm())
+            stack.enter_context(CudaAutocast())
+        yield
+
+
 def _measured(
-    tracker: LiveBytes, forward: Callable[..., Any], args: Any, kwargs: Any, written: WrittenPlaces
+    tracker: LiveBytes,
+    most: Callable[[LiveBytes], int],
+    forward: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    written: WrittenPlaces,
 ) -> tuple[BlockCost, Any, list[Tensor]]:
     into = list[Tensor]()
 
@@ -174,7 +196,7 @@ def _measured(
     so_far = tracker.begin_stretch()
     result = CheckpointedChain((), written).run(0, forward, *args, **kwargs)
     given = [one for one in tree_leaves(result) if isinstance(one, Tensor) and one.requires_grad]
-    saved, most, forward_flops = tracker.live - start, _most(tracker) - start, tracker.flops - flops
+    saved, forwards, forward_flops = tracker.live - start, most(tracker) - start, tracker.flops - flops
     tracker.end_stretch(so_far)
     sizes = sum(one.nbytes for one in given)
     flops = tracker.flops
@@ -188,7 +210,7 @@ def _measured(
     so_far = tracker.begin_stretch()
     entering = max(0, sum(one.nbytes for one in into) - copied)
     kept = torch.autograd.grad(end, [*into, *learnt], allow_unused=True)
-    back, backward_flops = _most(tracker) - start, tracker.flops - flops
+    back, backward_flops = most(tracker) - start, tracker.flops - flops
     tracker.end_stretch(so_far)
     del kept
     cost = BlockCost(
@@ -198,7 +220,7 @@ def _measured(
         copied=copied,
         forward=forward_flops,
         backward=backward_flops,
-        forward_work=max(0, most - max(saved, sizes) - entering),
+        forward_work=max(0, forwards - max(saved, sizes) - entering),
         backward_work=max(0, back - saved + released + copied - sizes),
         learnt=sum(one.nbytes for one in learnt),
         entering=entering,
@@ -206,9 +228,14 @@ def _measured(
     return cost, shapes, learnt
 
 
-def _most(tracker: LiveBytes) -> int:
-    """With what kernels hold inside; on a CPU of tensors alone, which is what is measured there."""
-    return tracker.live_peak if tracker.device_type == "cpu" else tracker.peak
+def _of_tensors(tracker: LiveBytes) -> int:
+    """The most bytes of tensors alone, which is what is measured on a CPU."""
+    return tracker.live_peak
+
+
+def _with_inside(tracker: LiveBytes) -> int:
+    """The most bytes with what kernels hold inside, which a card's allocator counts."""
+    return tracker.peak
 
 
 class _End(torch.autograd.Function):

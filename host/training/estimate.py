@@ -140,7 +140,7 @@ def notes_of(asked: Training, card: Card) -> tuple[str, ...]:
     elif settings.offloading:
         notes.append("training: all weights are counted: Train LoRA's offloading keeps them for the backward")
     if card.device.type != "cpu" and not is_here(card.device):
-        notes.append("training: of the backward a CPU's kernels are followed, a card's take about as much")
+        notes.append("training: a CPU stands for a card that this machine lacks, with the card's precision and kernels")
     return tuple(notes)
 
 

@@ -29,7 +29,7 @@ from ..prediction.host_answers import answering, replaced, seen_here
 from ..prediction.step import StandIn, shape_in_model
 from .budget import SIGMAS, RunningStep
 from .checkpointed import BehindCheckpoints, alone_in
-from .costs import BlockCosts
+from .costs import BlockCosts, kernels_of
 from .first_step import FirstStep, HeldInTraining
 from .plan import ATTENTION, EVERY_BLOCK, TrainedBlocks, TrainingPlan
 from .settings import TrainingSettings
@@ -152,14 +152,15 @@ def predict_training_step(asked: Training, card: Card, parts: Sequence[TrainingP
     """The network's forward as *Train LoRA* runs it; each kind of block forward and backward.
 
     Args:
-        card: that it would run on; where this machine has none such, a CPU's kernels are followed.
+        card: that it would run on; where this machine has none such, a CPU's operators are followed, with what the
+            card's kernels hold inside.
         parts: plans with checkpoints around the attention or the feed-forward of blocks, of which to tell too.
 
     Raises:
         CannotPredict: the model looks at its data.
         ValueError: the model has no blocks, or the host has no such adapter.
     """
-    here = card if is_here(card.device) else replace(card, device=torch.device("cpu"))
+    here = card if is_here(card.device) else replace(card, device=torch.device("cpu"), stands_for=card)
     blocks, mode = TrainedBlocks.of(asked.model.get_model_object("diffusion_model")), fake_mode()
     as_in_training = seen_here(comfy.model_management, "in_training", True)
     # Of the copy: a tensor that was made under inference mode cannot be saved for a backward.
@@ -177,7 +178,8 @@ def predict_training_step(asked: Training, card: Card, parts: Sequence[TrainingP
             seen.adapter = _adapted(asked, stand_in)
             seen.optimizer = _of_the_node("_create_optimizer")(asked.settings.optimizer, seen.adapter, LEARNING_RATE)
             seen.held = (*stand_in.model.parameters(), *stand_in.model.buffers(), *seen.adapter)
-            _run(asked, shape, stand_in, seen, BehindCheckpoints(TrainingPlan(EVERY_BLOCK, ALL), blocks, seen))
+            with kernels_of(here):
+                _run(asked, shape, stand_in, seen, BehindCheckpoints(TrainingPlan(EVERY_BLOCK, ALL), blocks, seen))
     assert seen.found is not None
     return seen.found
 

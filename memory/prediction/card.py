@@ -30,6 +30,8 @@ class Card:
         found: bytes that the host sees, where the user asked for a smaller ``total``; 0: the total.
         plain: whether custom operators that a library wrote in Python have no kernels of their own on it, and run as
             the operators that they call.
+        stands_for: a card that is not in this machine, whose work this one's operators are followed for: what kernels
+            hold inside is by its rule.
     """
 
     name: str
@@ -40,6 +42,7 @@ class Card:
     threads: int = 1
     found: int = 0
     plain: bool = False
+    stands_for: Card | None = None
 
     @property
     def seen(self) -> int:

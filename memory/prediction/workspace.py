@@ -49,8 +49,8 @@ class Workspaces:
         return 32 * MiB if (card.capability or (0, 0)) >= (9, 0) else int(8.125 * MiB)
 
     def hidden(self, card: Card) -> Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]:
-        """The rule for a card: (operator, args, kwargs, result) -> bytes."""
-        rules = self._rules(card)
+        """The rule for a card, or the one that it stands for: (operator, args, kwargs, result) -> bytes."""
+        rules = self._rules(card.stands_for or card)
 
         def inside(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> int:
             rule = rules.get(func)

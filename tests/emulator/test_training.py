@@ -86,6 +86,22 @@ def test_it_takes_what_was_said_beforehand(card: Card) -> None:
     assert {"attention", "feed-forward"} <= {way.name for way in found.ways}
 
 
+@pytest.mark.parametrize("name", ["sd15", "flux", "z_image", "wan21", "ltxv"])
+def test_a_machine_without_the_card_says_the_same(card: Card, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU stands for the card, in 16 bits: with CUDA's mixed precision and what its kernels hold."""
+    card.set()
+    family = FAMILIES[name]
+    model = loadable(family)
+    x = family.latent(24 * family.reach, 24 * family.reach)
+    asked = Training(model, x, family.conditioning(1), TrainingSettings(rank=2))
+    own = forecast_training(asked, own_card(model.load_device))
+    monkeypatch.setattr("headroom.host.training.without_data.is_here", lambda _: False)
+    stood_for = forecast_training(asked, own_card(model.load_device))
+    assert [way.name for way in stood_for.ways] == [way.name for way in own.ways]
+    for ours, cards in zip(stood_for.ways, own.ways, strict=True):
+        assert ours.activations == pytest.approx(cards.activations, rel=0.02), ours.name
+
+
 def test_a_budget_is_kept(card: Card) -> None:
     card.set()
     (_, least), (_, most) = trained("z_image", EACH), trained("z_image", None)

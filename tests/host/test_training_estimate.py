@@ -191,7 +191,6 @@ def test_texts_of_a_set_stay_in_ram_beside_a_card() -> None:
         forecast_training(asked, named_card("sm86", 8)),
     )
     assert cpu.outside > card.outside
-    assert cpu.way.activations == card.way.activations
 
 
 def test_a_model_that_looks_at_its_data_is_said_so() -> None:
