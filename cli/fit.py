@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
-    from ..graph import formats, insert_fit
+    from ..graph import formats
+    from ..graph.fit import insert
     from ..graph.settings import GPUS, QUALITIES, FitSettings
     from . import files
 else:  # as a script
     import files
 
-    formats, insert_fit, settings = (
-        importlib.import_module(f"headroom.graph.{name}") for name in ("formats", "insert_fit", "settings")
+    formats, insert, settings = (
+        importlib.import_module(f"headroom.graph.{name}") for name in ("formats", "fit.insert", "settings")
     )
     GPUS, QUALITIES, FitSettings = settings.GPUS, settings.QUALITIES, settings.FitSettings
 
@@ -55,7 +56,7 @@ def answer(options: argparse.Namespace) -> str:
         raise ValueError(f"-o is missing: name the file to write, which may be {options.workflow} itself")
     settings = FitSettings(options.quality, options.vram, options.gpu, options.limit)
     settings.check(OPTIONS)
-    inserted = insert_fit.insert_fit(files.api_nodes(content), settings)
+    inserted = insert.insert_fit(files.api_nodes(content), settings)
     result = inserted.workflow
     files.write(options.out, {**content, "prompt": result} if formats.is_request(content) else result)
     lines = inserted.added or ("nothing to insert: it is as it was",)

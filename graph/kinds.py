@@ -32,7 +32,7 @@ LOW_MEMORY = (OUR_DECODE, OUR_ENCODE, TO_FILE, FROM_FILE)  # what is a low-memor
 GUIDED_SAMPLER = "SamplerCustomAdvanced"
 SAMPLERS = ("KSampler", "KSamplerAdvanced", "SamplerCustom", GUIDED_SAMPLER)
 GUIDERS = {"BasicGuider": Conditions("conditioning", None, guided=False), "CFGGuider": Conditions()}
-TRAIN = "TrainLoraNode"
+TRAIN, TRAINING = "TrainLoraNode", "HeadroomTraining"  # the host's, and the plan of its checkpoints
 DECODE, TILED_DECODE = "VAEDecode", "VAEDecodeTiled"
 DECODES = (DECODE, TILED_DECODE, OUR_DECODE)
 ENCODES = ("VAEEncode", "VAEEncodeTiled", OUR_ENCODE)

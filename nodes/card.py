@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
+from ..graph.fit.cfg_source import GRAPH, WIDGET
 from ..memory.prediction import GPU_CHOICES
 
 
@@ -15,6 +16,18 @@ def cfg_input() -> io.Float.Input:
         max=100.0,
         step=0.1,
         tooltip="The sampler's. At 1 the negative is not computed, which halves the activations.",
+    )
+
+
+def cfg_source_input() -> io.Combo.Input:
+    return io.Combo.Input(
+        "cfg_source",
+        options=[WIDGET, GRAPH],
+        default=WIDGET,
+        optional=True,
+        advanced=True,
+        tooltip="graph: cfg is what the sampler or guider behind this node says when the prompt is queued, 1 for a"
+        " BasicGuider, the largest of several. widget: cfg as set here.",
     )
 
 

@@ -8,12 +8,13 @@ import numpy as np
 import torch
 from comfy_api.latest import io
 
+from ..graph.fit.cfg_source import WIDGET
 from ..host.core.compat import shown_when_reused
 from ..host.planning.fit import apply_fit, find_fit
 from ..host.prediction.stages import Question, chosen_card
 from ..memory.prediction import GPU_CHOICES, QUALITIES
 from ..memory.render import draw_forecast, forecast_bar, render_fit, why_nothing_fits
-from .card import cfg_input, gpu_input, limit_input, vram_input
+from .card import cfg_input, cfg_source_input, gpu_input, limit_input, vram_input
 from .face import face
 from .given import checked
 
@@ -54,6 +55,7 @@ class HeadroomFit(io.ComfyNode):
                     " H100, sm120 RTX 50. Set vram_gb with it."
                 ),
                 limit_input("Share of the card that may be used, as in Will It Fit?."),
+                cfg_source_input(),
             ],
             outputs=[
                 io.Model.Output(tooltip="A copy of the model that runs as planned; the input is unchanged."),
@@ -78,6 +80,7 @@ class HeadroomFit(io.ComfyNode):
         vram_gb: float = 0.0,
         gpu: str = GPU_CHOICES[0],
         limit: float = 0.85,
+        cfg_source: str = WIDGET,  # the server has set cfg by it before the prompt was queued
     ) -> io.NodeOutput:
         card = chosen_card(gpu, vram_gb, model.load_device)
         question = Question(model, samples, vae, positive=positive, negative=negative, cfg=cfg)

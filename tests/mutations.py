@@ -742,6 +742,24 @@ GRAPHS = (
         ),
     ),
     *_of(
+        "graph/fit/cfg_source.py",
+        "unit/test_fit_advice.py",
+        ("cfg of the graph: the smallest of several", "max(numbers, default=None)", "min(numbers, default=None)"),
+        ("cfg of the graph: whoever has the VAE counts", "if slot == MODEL]", "if True]"),
+        ("cfg of the graph: the widget's is overruled", 'inputs"].get(SOURCE) == GRAPH', 'inputs"].get(SOURCE) != 1'),
+    ),
+    *_of(
+        "graph/fit/advice.py",
+        "unit/test_fit_advice.py",
+        ("advice: Make It Fit again where it is already", "if fit is None:", "if True:"),
+        ("advice: the machine's memory is taken for a card's", "if of_card else", "if True else"),
+    ),
+    *_of(
+        "host/server/advised.py",
+        "host/test_out_of_memory.py",
+        ("advice: every error has some", "if not of_card and not _of_the_machine(raised):", "if False:"),
+    ),
+    *_of(
         "graph/fit/insert.py",
         GRAPH,
         ("fit: a node of the workflow overwritten", "1 + max(taken, default=0)", "max(taken, default=0)"),

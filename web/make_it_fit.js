@@ -5,15 +5,20 @@ const ID = "Headroom.MakeItFit";
 const TITLE = "Make It Fit";
 const SECONDS = 10;
 const MEASURED = 200; // milliseconds until nodes made of DOM elements have found their sizes
+const LIMIT = `${ID}.Limit`;
+const QUALITY = `${ID}.Quality`;
+
+const setting = (id) => app.extensionManager.setting.get(id);
 
 function say(severity, detail) {
   app.extensionManager.toast.add({ severity, summary: TITLE, detail, life: 1000 * SECONDS });
 }
 
-/** The server's answer to a workflow in the browser's format; an Error with its sentence. */
-async function fitted(workflow) {
+/** The server's answer to the open workflow: what it would put in. An Error with its sentence where it cannot. */
+export async function fitted() {
+  const asked = { workflow: app.rootGraph.serialize(), limit: setting(LIMIT) ?? 0.85, quality: setting(QUALITY) ?? "exact" };
   const headers = { "Content-Type": "application/json" };
-  const response = await app.api.fetchApi("/headroom/fit", { method: "POST", headers, body: JSON.stringify({ workflow }) });
+  const response = await app.api.fetchApi("/headroom/fit", { method: "POST", headers, body: JSON.stringify(asked) });
   const answer = await response.json().catch(() => ({}));
   if (!response.ok) throw new Error(answer.error ?? `the server answers HTTP ${response.status}`);
   return answer;
@@ -37,18 +42,63 @@ async function stepTo(graph) {
   settle(history);
 }
 
+/** Selects nodes, and moves the view where none of them is in it. */
+function show(nodes) {
+  if (!nodes.length) return;
+  const { canvas } = app;
+  canvas.deselectAll?.();
+  canvas.selectItems?.(nodes);
+  const [left, top, width, height] = canvas.ds.visible_area;
+  const isSeen = ({ pos: [x, y], size: [w, h] }) => x < left + width && x + w > left && y < top + height && y + h > top;
+  if (!nodes.some(isSeen)) canvas.centerOnNode(nodes[0]);
+}
+
+/** Puts in what the server answered, and says so. */
+export async function insert({ workflow, changed, notes, summary }) {
+  if (changed.length) {
+    const before = new Set(app.rootGraph.nodes.map(({ id }) => String(id)));
+    await stepTo(workflow);
+    show(app.rootGraph.nodes.filter(({ id }) => !before.has(String(id))));
+  }
+  say(changed.length ? "success" : "warn", [summary, ...changed, ...notes].join("\n"));
+}
+
 async function makeItFit() {
   try {
-    const { workflow, changed, notes, summary } = await fitted(app.rootGraph.serialize());
-    if (changed.length) await stepTo(workflow);
-    say(changed.length ? "success" : "warn", [summary, ...changed, ...notes].join("\n"));
+    await insert(await fitted());
   } catch (error) {
     say("error", error.message);
   }
 }
 
+const ITEM = { content: `${TITLE} (Headroom)`, callback: makeItFit };
+const takesPart = ({ type }) => type === "MODEL" || type === "VAE";
+
 app.registerExtension({
   name: ID,
-  commands: [{ id: ID, label: `${TITLE} (Headroom)`, icon: "pi pi-gauge", function: makeItFit }],
+  commands: [{ id: ID, label: ITEM.content, icon: "pi pi-gauge", function: makeItFit }],
   menuCommands: [{ path: ["Edit"], commands: [ID] }],
+  settings: [
+    {
+      id: LIMIT,
+      category: ["Headroom", TITLE, "Limit"],
+      name: "Share of the card that Make It Fit may use",
+      tooltip: "Of the nodes that the command puts in; those that are there keep theirs.",
+      type: "slider",
+      attrs: { min: 0.1, max: 1, step: 0.05 },
+      defaultValue: 0.85,
+    },
+    {
+      id: QUALITY,
+      category: ["Headroom", TITLE, "Quality"],
+      name: "What Make It Fit may lose",
+      tooltip: "exact: nothing. near_exact: also 8-bit weights. any: also 4-bit weights and feathered tiles.",
+      type: "combo",
+      options: ["exact", "near_exact", "any"],
+      defaultValue: "exact",
+    },
+  ],
+  getCanvasMenuItems: () => [null, ITEM],
+  // Samplers, VAE nodes, loaders, and whatever else is on the way of a model or a VAE.
+  getNodeMenuItems: ({ inputs, outputs }) => ([...(inputs ?? []), ...(outputs ?? [])].some(takesPart) ? [ITEM] : []),
 });

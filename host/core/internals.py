@@ -77,6 +77,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("comfy_kitchen:use_backend", "mxfp8 and nvfp4 may be refused by a card's kernels"),
     Internal("folder_paths:get_full_path", "estimate does not say what another pack's GGUF files hold"),
     Internal("comfy.utils:PROGRESS_BAR_HOOK", "an estimate beside a prompt moves its progress bar"),
+    Internal("execution:PromptExecutor.handle_execution_error", "a prompt that runs out of memory ends without advice"),
     # ---------------------------------------------------------------------------- these are needed
     *_needed((*LOCAL, *TRAINING, "HeadroomCast", *PREDICTING), f"{_WRAPPERS}APPLY_MODEL"),
     *_needed((*PREDICTING, *TRAINING), "comfy.ldm.modules.attention:attention_pytorch"),

@@ -10,8 +10,11 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from ...graph.fit.cfg_source import follow_cfg
+from ...graph.formats import BadWorkflow, check_api
 from ...memory import row_numbers
 from ..measure.runs import LOG
+from . import advised
 from .worker import TookTooLong, Worker
 
 ESTIMATE, FIT, RUNS = "/headroom/estimate", "/headroom/fit", "/headroom/runs/{prompt_id}"
@@ -27,7 +30,8 @@ _WORKER = Worker(MOST_SECONDS)
 
 
 def install() -> None:
-    """Adds the routes to the host's server; nothing where there is none. Call it while custom nodes load."""
+    """Adds the routes to the host's server, and what looks at prompts; nothing where there is none. Call it while
+    custom nodes load."""
     module = sys.modules.get("server")  # there where the host serves; importing it would start one's parts
     server = getattr(getattr(module, "PromptServer", None), "instance", None)
     if server is None:
@@ -39,6 +43,8 @@ def install() -> None:
     server.routes.post(FIT)(post_fit)
     server.routes.get(RUNS)(get_runs)
     server.app.middlewares.append(_admission())
+    server.add_on_prompt_handler(with_the_graphs_cfg)
+    advised.install()
 
 
 async def post_estimate(request: Any) -> Any:
@@ -107,6 +113,19 @@ async def get_runs(request: Any) -> Any:
         sentence = f"prompt '{prompt}': nothing was measured of it here, or too many prompts have run since"
         return web.json_response({"error": sentence}, status=404)
     return web.json_response({"prompt_id": prompt, "rows": rows})
+
+
+def with_the_graphs_cfg(queued: dict[str, Any]) -> dict[str, Any]:
+    """The host's hook for a prompt that comes in: Make It Fit gets its cfg from the graph where it is asked to.
+
+    Args:
+        queued: the body of a POST to /prompt; what the host would refuse is handed on as it is.
+    """
+    try:
+        check_api(queued.get("prompt"))
+    except BadWorkflow:
+        return queued
+    return {**queued, "prompt": follow_cfg(queued["prompt"])}
 
 
 def _admission() -> Any:

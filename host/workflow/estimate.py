@@ -9,6 +9,7 @@ from typing import Any
 import comfy.model_management as model_management
 import torch
 
+from ...graph.fit.cfg_source import follow_cfg
 from ...graph.formats import PROMPT, WORKFLOW, Called, check_api, check_sent, is_ui
 from ...graph.prompt import Prompt
 from ...graph.settings import GPUS, THIS_MACHINE, check_choice, check_names, check_share, check_size
@@ -145,7 +146,7 @@ def estimate_workflow(
     Raises:
         ValueError: there is nothing in it to predict.
     """
-    run = DryRun(_without_writing(workflow), card, ours=ours or {}).run()
+    run = DryRun(_without_writing(follow_cfg(workflow)), card, ours=ours or {}).run()
     unknown = tuple(f"node {number}: {why}" for number, why in run.unknown.items())
     if not run.stages:
         reasons = "; ".join(unknown) or "no sampler, no VAE, no text"

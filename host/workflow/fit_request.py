@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ...graph.fit.insert import Inserted, insert_fit
 from ...graph.formats import WORKFLOW, check_sent, is_ui
-from ...graph.insert_fit import Inserted, insert_fit
 from ...graph.kinds import FIT
 from ...graph.settings import SETTINGS, FitSettings, check_names
 

@@ -30,7 +30,7 @@ PICTURE = re.compile(r"^!\[[^\]]+\]\(([^)]+)\)$", re.MULTILINE)
 # Readable in the help panel, and small enough that all of them fit into the archive.
 LEAST_WIDTH, MOST_BYTES = 600, 120_000
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
-COMMANDS = "commands.json"
+COMMANDS, SETTINGS = "commands.json", "settings.json"
 SCRIPT = HELP.parent / "make_it_fit.js"
 NOT_LATIN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 
@@ -199,10 +199,24 @@ def test_the_host_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "pack").symlink_to(LOCALES.parent, target_is_directory=True)
     monkeypatch.setitem(folder_paths.folder_names_and_paths, "custom_nodes", ([str(tmp_path)], set()))
     served = CustomNodeManager().build_translations()
+    files = {"nodeDefs": FILE, "commands": COMMANDS, "settings": SETTINGS}
     assert served == {
-        language: {"nodeDefs": translations(language), "commands": translations(language, COMMANDS)}
+        language: {what: translations(language, file) for what, file in files.items()}
         for language in ("en", *TRANSLATED)
     }
+
+
+def test_settings_have_their_words_in_every_language() -> None:
+    """The English is that of the scripts, of which each name and tooltip is there once."""
+    scripts = "".join(path.read_text(encoding="utf-8") for path in HELP.parent.glob("*.js"))
+    english = translations("en", SETTINGS)
+    assert len(english) == len(re.findall(r"defaultValue:", scripts))
+    for about in english.values():
+        assert scripts.count(f'name: "{about["name"]}"') == scripts.count(f'tooltip: "{about["tooltip"]}"') == 1
+    for language in TRANSLATED:
+        theirs = translations(language, SETTINGS)
+        assert {name: set(about) for name, about in theirs.items()} == {n: set(a) for n, a in english.items()}
+        assert all(NOT_LATIN.search(about["name"] + about["tooltip"]) for about in theirs.values())
 
 
 def test_commands_have_their_labels_in_every_language() -> None:

@@ -71,6 +71,10 @@ HELD = {
         f"{HEADER}::test_what_is_no_safetensors_file", f"{HEADER}::test_what_breaks_a_rule",
         f"{GGUF}::test_what_breaks_a_rule",
     ),
+    "a prompt with a Make It Fit": (
+        "unit/test_fit_advice.py::test_circles_and_long_chains",
+        "host/test_out_of_memory.py::test_a_plan_is_for_the_cfg_of_the_graph",
+    ),
 }  # fmt: skip
 
 

@@ -19,10 +19,10 @@ from comfy_api.latest import _io
 
 import nodes
 from headroom.cli import files, fit
-from headroom.graph.fit_plan import VAE_WIDGETS
+from headroom.graph.fit.insert import insert_fit
+from headroom.graph.fit.insert_ui import OUTPUTS, SOCKETS, TYPES
+from headroom.graph.fit.plan import VAE_WIDGETS
 from headroom.graph.formats import is_ui
-from headroom.graph.insert_fit import insert_fit
-from headroom.graph.insert_ui import OUTPUTS, SOCKETS, TYPES
 from headroom.graph.kinds import TITLES, VAE_LOADERS
 from headroom.graph.settings import GPUS, QUALITIES, FitSettings
 from headroom.graph.to_api import is_widget
@@ -39,7 +39,7 @@ from .workflows import text_to_image as api_text_to_image
 PACK = Path(__file__).parents[2]
 Workflow = dict[str, Any]
 OURS = {one.GET_SCHEMA().node_id: one for one in (*NODES, HeadroomFit)}
-FITTED = {"quality": "exact", "vram_gb": 0.0, "gpu": "this machine", "limit": 0.85}
+FITTED = {"quality": "exact", "vram_gb": 0.0, "gpu": "this machine", "limit": 0.85, "cfg_source": "graph"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -309,7 +309,8 @@ def test_the_nodes_are_those_of_the_pack() -> None:
     assert list(widgets.items()) == list(VAE_WIDGETS.items())
     names = [one.id for one in OURS["HeadroomFit"].GET_SCHEMA().inputs if one.id not in TYPES]
     assert names == ["cfg", *FITTED]
-    assert {one.id: one.default for one in OURS["HeadroomFit"].GET_SCHEMA().inputs if one.id in FITTED} == FITTED
+    defaults = {one.id: one.default for one in OURS["HeadroomFit"].GET_SCHEMA().inputs if one.id in FITTED}
+    assert defaults | {"cfg_source": "graph"} == FITTED  # saved graphs keep the widget's
     for kind, slot in VAE_LOADERS.items():
         assert nodes.NODE_CLASS_MAPPINGS[kind].RETURN_TYPES[slot] == "VAE"
 
@@ -321,7 +322,8 @@ def test_text_to_image_and_nothing_else_changes() -> None:
     assert before == kept
     fit = after.pop("9")
     links = {"model": ["1", 0], "vae": ["1", 2], "samples": ["4", 0], "positive": ["2", 0], "negative": ["3", 0]}
-    assert fit["inputs"] == links | {"cfg": 4.0, "quality": "any", "vram_gb": 8.0, "gpu": "sm86", "limit": 0.8}
+    asked = {"quality": "any", "vram_gb": 8.0, "gpu": "sm86", "limit": 0.8}
+    assert fit["inputs"] == links | {"cfg": 4.0, **asked, "cfg_source": "graph"}
     assert (fit["class_type"], fit["_meta"]["title"]) == ("HeadroomFit", "Make It Fit")
     kept["5"]["inputs"]["model"] = ["9", 0]
     kept["6"]["inputs"]["vae"] = ["9", 1]

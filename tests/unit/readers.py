@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from headroom.graph.fit.insert import insert_fit
 from headroom.graph.formats import PROMPT, WORKFLOW, check_api, check_sent, is_ui
-from headroom.graph.insert_fit import insert_fit
 from headroom.graph.prompt import in_order, parents_in
 from headroom.graph.to_api import to_api
 from headroom.offload.gguf_header import PackedHeader

@@ -14,9 +14,9 @@ import pytest
 
 from headroom.cli import estimate, files, fit
 from headroom.graph import litegraph
-from headroom.graph.fit_plan import Seen, plan_fit
+from headroom.graph.fit.insert import insert_fit
+from headroom.graph.fit.plan import Seen, plan_fit
 from headroom.graph.formats import PROMPT, WORKFLOW, BadWorkflow, check_api, check_sent, check_ui, is_api, is_ui
-from headroom.graph.insert_fit import insert_fit
 from headroom.graph.kinds import GUIDERS, SAMPLERS
 from headroom.graph.prompt import in_order, is_link, links, parents_in, reached, readers, upstream
 from headroom.graph.settings import FitSettings, check_names, check_share, check_size

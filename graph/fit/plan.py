@@ -1,6 +1,6 @@
 """Where Make It Fit goes in a workflow: before each sampler, with the VAEs behind it; needs no host.
 
-What is planned here is written into a workflow by :mod:`.insert_fit`.
+What is planned here is written into a workflow by :mod:`.insert`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from . import kinds
-from .kinds import FIT, GUIDED_SAMPLER, SAMPLERS, VAE, VAE_LOADERS
-from .prompt import Output, in_order, reached
-from .settings import FitSettings
+from .. import kinds
+from ..kinds import FIT, GUIDED_SAMPLER, SAMPLERS, VAE, VAE_LOADERS
+from ..prompt import Output, in_order, reached
+from ..settings import FitSettings
+from .cfg_source import GRAPH, SOURCE
 
 FIT_MODEL, FIT_VAE = 0, 1  # outputs of HeadroomFit
 VAE_NAMES = ("vae", "optional_vae", "opt_vae", "vae_opt")
@@ -165,7 +166,9 @@ class _Planner:
             return self._leave(sampler, "there is no VAE" + (" in it: connect one" if self.where else ""))
         links = self._links(sampler, guided) | {"vae": vae}
         cfg = self.seen[guided].cfg if _conditions(self.seen[guided].kind).guided else 1.0
-        number = self._add(FIT, sampler, links, {"cfg": 1.0 if cfg is None else cfg, **vars(self.settings)})
+        # The number is for a run in which nobody follows the graph.
+        widgets = {"cfg": 1.0 if cfg is None else cfg, **vars(self.settings), SOURCE: GRAPH}
+        number = self._add(FIT, sampler, links, widgets)
         self.fits[sampler] = number, self._unwrapped(self._origin_of(vae))
         self.plan.moved[guided, "model"] = number, FIT_MODEL
         return None

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from .fit_plan import Added, FitPlan, Seen, plan_fit
-from .formats import LINK_NAMES, as_number
-from .kinds import FIT, VAE
-from .litegraph import BYPASSED, INPUTS, MUTED, VIRTUAL, Instance, Link, NodeData, UIGraph, UIWorkflow, slot_of
-from .prompt import Output
-from .settings import FitSettings
-from .sources import Sources
+from ..formats import LINK_NAMES, as_number
+from ..kinds import FIT, VAE
+from ..litegraph import BYPASSED, INPUTS, MUTED, VIRTUAL, Instance, Link, NodeData, UIGraph, UIWorkflow, slot_of
+from ..prompt import Output
+from ..settings import FitSettings
+from ..sources import Sources
+from .plan import Added, FitPlan, Seen, plan_fit
 
 TYPES = {"model": "MODEL", "vae": "VAE", "samples": "LATENT", "positive": "CONDITIONING", "negative": "CONDITIONING"}
 SOCKETS = {FIT: tuple(TYPES), VAE: ("vae",)}

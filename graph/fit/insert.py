@@ -6,13 +6,13 @@ import copy
 from dataclasses import dataclass
 from typing import Any
 
-from .fit_plan import FitPlan, Seen, plan_fit
-from .formats import WORKFLOW, Called, as_number, check_api, is_ui
+from ..formats import WORKFLOW, Called, as_number, check_api, is_ui
+from ..kinds import TITLES
+from ..litegraph import UIWorkflow
+from ..prompt import Prompt, links
+from ..settings import FitSettings
 from .insert_ui import insert_into_ui
-from .kinds import TITLES
-from .litegraph import UIWorkflow
-from .prompt import Prompt, links
-from .settings import FitSettings
+from .plan import FitPlan, Seen, plan_fit
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,114 @@
+"""What to do about a node that ran out of memory, by its kind and what is before it; needs no host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..formats import as_number
+from ..kinds import DECODES, ENCODES, FIT, LOW_MEMORY, SAMPLERS, TRAIN, TRAINING, VAE
+from ..prompt import Prompt, links
+from .insert import insert_fit
+
+WHERE = 'the command "Make It Fit (Headroom)" in the browser\'s menu Edit, or cli/fit.py'
+# In the names of what runs or loads a text encoder, and of what loads a model.
+TEXTS, LOADERS = ("TextEncode", "CLIPLoader"), ("CheckpointLoader", "UNETLoader")
+LEAST, STEP = 0.25, 0.15  # of a limit that is advised to be lowered, and by how much
+SHOWN = 2  # of what would be inserted
+
+
+def advice(prompt: Prompt, number: str, of_card: bool = True) -> str:
+    """One sentence for people, empty where nothing of Headroom's would help.
+
+    Args:
+        prompt: in the API format, as it was queued.
+        number: the node whose work ran out of memory.
+        of_card: whether that was a card's, which models share with every other work, or the machine's.
+    """
+    kind = prompt[number]["class_type"]
+    node = f"node {number} ({kind})"
+    if kind in SAMPLERS:
+        return _for_sampler(prompt, number, node)
+    if kind in DECODES or kind in ENCODES or kind in LOW_MEMORY:
+        return _for_vae(prompt, number, node)
+    if kind == TRAIN:
+        return _for_training(prompt, number, node)
+    if any(word in kind for word in TEXTS):
+        return f"{node}: Layerwise Casting (text encoder) behind its loader stores it in half of the memory, near-exact"
+    if any(word in kind for word in LOADERS):
+        return (
+            f"{node}: Layerwise Casting behind it, with a cache_file, stores the model in half of the memory,"
+            " near-exact; on a card Block Offload keeps only as much there as vram_budget_gb says"
+        )
+    inserted = _what_is_inserted(prompt) if of_card else ""
+    return f"{inserted} keeps less of the models on the card: {WHERE} puts it there" if inserted else ""
+
+
+def _for_sampler(prompt: Prompt, number: str, node: str) -> str:
+    fit = next((one for one in _before(prompt, number, ("model", "guider")) if _kind(prompt, one) == FIT), None)
+    if fit is None:
+        inserted = _what_is_inserted(prompt)
+        return (
+            f"{inserted} picks settings that fit this card without changing the picture: {WHERE} puts it there"
+            if inserted
+            else f"{node}: Make It Fit between the loader and it picks settings that fit this card"
+        )
+    inputs = prompt[fit]["inputs"]
+    quality, limit = inputs.get("quality", "exact"), as_number(inputs.get("limit")) or 0.85
+    more = [f"a limit of {limit - STEP:.2g} instead of {limit:.2g}"] * (limit >= LEAST)
+    more += ["quality near_exact"] * (quality == "exact")
+    given = f"give that {' and '.join(more)}, or " if more else ""
+    return f"{node} is behind Make It Fit (node {fit}) already: {given}make the picture smaller"
+
+
+def _for_vae(prompt: Prompt, number: str, node: str) -> str:
+    kind = _kind(prompt, number)
+    wrapped = next((one for one in _before(prompt, number, ("vae",)) if _kind(prompt, one) in (FIT, VAE)), None)
+    if kind not in LOW_MEMORY and wrapped is None:
+        return (
+            f"{node}: VAE {'Encode' if kind in ENCODES else 'Decode'} (exact, low memory) in its place gives the same"
+            f" picture in strips that fit; {WHERE} does the same with Low-Memory VAE"
+        )
+    if kind not in LOW_MEMORY and _kind(prompt, str(wrapped)) == FIT:
+        return f"{node} decodes as Make It Fit (node {wrapped}) planned: give that a smaller limit"
+    what = "it" if kind in LOW_MEMORY else f"Low-Memory VAE (node {wrapped})"
+    return f"{node} goes in strips: give {what} a smaller vram_budget_gb, or the method feathered (approximate)"
+
+
+def _for_training(prompt: Prompt, number: str, node: str) -> str:
+    plan = next((one for one in _before(prompt, number, ("model",)) if _kind(prompt, one) == TRAINING), None)
+    if plan is None:
+        return f"{node}: Training Memory in front of it computes each block again instead of keeping it, the same bits"
+    return (
+        f"{node}: give Training Memory (node {plan}) the plan 'every block' with checkpoints_in_ram, or train smaller"
+        " pictures; Will Training Fit? says beforehand what a plan takes"
+    )
+
+
+def _kind(prompt: Prompt, number: str) -> str:
+    return str(prompt[number]["class_type"])
+
+
+def _before(prompt: Prompt, number: str, names: tuple[str, ...]) -> Iterator[str]:
+    """The nodes that a node's input comes through, nearest first, along inputs of these names."""
+    seen = {number}
+    found = _read(prompt[number], names)
+    while found is not None and found in prompt and found not in seen:
+        yield found
+        seen.add(found)
+        found = _read(prompt[found], names)
+
+
+def _read(node: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    linked = links(node)
+    return next((linked[name][0] for name in names if name in linked), None)
+
+
+def _what_is_inserted(prompt: Prompt) -> str:
+    """What Make It Fit's command would add, in words; empty where that is nothing."""
+    try:
+        added = insert_fit(prompt).added
+    except ValueError:
+        return ""
+    shown = [line.partition(", ")[2] for line in added]
+    return "; ".join(shown[:SHOWN]) + (f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else "")

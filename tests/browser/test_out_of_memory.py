@@ -1,0 +1,97 @@
+"""At the moment memory runs out: Make It Fit is offered, put in with one click, and found in the right-click menus."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import psutil
+import pytest
+
+from headroom.tests.host.short_of_memory import short_of_memory
+from headroom.tests.host.ui_workflows import text_to_image
+from headroom.tests.host.workflows import text_to_image as small
+
+from .in_page import RUN
+from .test_make_it_fit import HAS_FIT, KINDS, opened, settled, toast
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+    from headroom.tools.server.client import Client
+
+OFFER, TITLE = "Headroom.OutOfMemory.Offer", "Out of memory: make it fit?"
+SET = "([id, value]) => app.extensionManager.setting.set(id, value)"
+SELECTED = "() => [...app.canvas.selectedItems].map(({ comfyClass }) => comfyClass)"
+ITEM = "Make It Fit (Headroom)"
+
+
+@pytest.fixture
+def pid(client: Client) -> int:
+    """The server's process: who listens there. It has the model."""
+    prompt = client.submit(
+        small()
+    )  # to wait for it by its messages takes an event loop, and Playwright has this thread's
+    while prompt not in client.get(f"/history/{prompt}"):
+        time.sleep(0.1)
+    port = urlsplit(client.url).port
+    listening = (one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN)
+    return next(int(one.pid) for one in listening if one.laddr.port == port and one.pid)
+
+
+def too_large() -> dict[str, Any]:
+    workflow = text_to_image()
+    latent = next(node for node in workflow["nodes"] if node["type"] == "EmptyLatentImage")
+    latent["widgets_values"] = [512, 512, 32]
+    return workflow
+
+
+def dialog(page: Page) -> Locator:
+    return page.get_by_role("dialog").filter(has_text=TITLE)
+
+
+def test_it_is_offered_and_put_in_with_one_click(page: Page, pid: int) -> None:
+    opened(page, too_large())
+    before = page.evaluate(KINDS)
+    with short_of_memory(pid):
+        assert "can't allocate memory" in page.evaluate(RUN)
+    dialog(page).wait_for()
+    said = dialog(page).inner_text()
+    assert "Node 5 (KSampler) ran out of memory. Make It Fit picks settings that fit this card" in said
+    assert "node 8, Make It Fit, for node 5 (KSampler)" in said
+    dialog(page).get_by_role("button", name="Confirm").click()
+    toast(page, "1 node inserted").wait_for()
+    settled(page)
+    assert "HeadroomFit" in page.evaluate(KINDS)
+    assert page.evaluate(SELECTED) == ["HeadroomFit"]
+    page.keyboard.press("ControlOrMeta+Z")
+    page.wait_for_function(f"!{HAS_FIT}")
+    assert sorted(page.evaluate(KINDS)) == sorted(before)
+
+
+@pytest.mark.parametrize("view", ["classic"])
+def test_nothing_is_offered_where_that_is_switched_off(page: Page, pid: int) -> None:
+    opened(page, too_large())
+    page.evaluate(SET, [OFFER, False])
+    try:
+        with short_of_memory(pid):
+            assert "Headroom: Make It Fit" in page.evaluate(RUN)
+        page.wait_for_timeout(1500)
+        assert dialog(page).count() == 0
+    finally:
+        page.evaluate(SET, [OFFER, True])
+
+
+def test_it_is_in_the_menus_of_samplers_and_of_the_canvas(page: Page) -> None:
+    opened(page, text_to_image())
+    page.evaluate("app.canvas.ds.scale = 1; app.canvas.centerOnNode(app.rootGraph.getNodeById(5))")
+    page.wait_for_timeout(500)
+    found = """([id]) => {
+      const node = app.rootGraph.getNodeById(id);
+      return app.collectNodeMenuItems(node).map((item) => item?.content);
+    }"""
+    assert ITEM in page.evaluate(found, [5])
+    page.evaluate("app.canvas.deselectAll()")
+    page.mouse.click(200, 700, button="right")
+    page.get_by_text(ITEM).first.wait_for()
