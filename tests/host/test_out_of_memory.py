@@ -88,4 +88,5 @@ def test_an_error_reaches_its_reader_without_advice(monkeypatch: pytest.MonkeyPa
         got = Executor().handle_execution_error("p", prompt, dict(error), MemoryError())
         assert got["exception_message"].startswith("no")
     assert "Headroom: node 1 (KSampler)" in got["exception_message"]
-    assert Executor().handle_execution_error("p", {"1": {}}, dict(error), ValueError("x")) == error
+    for other in (ValueError("x"), RuntimeError("mat1 and mat2 shapes cannot be multiplied")):
+        assert Executor().handle_execution_error("p", prompt, dict(error), other) == error
