@@ -1,6 +1,6 @@
 """Predicts the memory of a workflow file: its stages on a card, from the headers of its models.
 
-    python3 cli/estimate.py WORKFLOW.json --gpu sm86 --vram 8
+    python3 cli/estimate.py WORKFLOW.json --gpu "rtx 3060 12gb"
 
 Exit status: 0 it fits, 3 it does not, 2 the question cannot be answered, or not wholly.
 """
@@ -12,29 +12,43 @@ import importlib
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __package__:
-    from ..graph import settings
+    from ..graph import cards, settings
     from . import files, host
 else:  # as a script
     import files
 
     import host
 
-    settings = importlib.import_module("headroom.graph.settings")
+    cards, settings = (importlib.import_module(f"headroom.graph.{name}") for name in ("cards", "settings"))
 
 FITS, CANNOT_ANSWER, DOES_NOT_FIT = 0, 2, 3
 GB = 2**30
+CARD, MEMORY = "sm86", 8.0  # that is asked about where nothing is said
+EXAMPLES = """examples:
+  python3 cli/estimate.py workflow.json                            a card of the RTX 30 series with 8 GB
+  python3 cli/estimate.py workflow.json --gpu "rtx 4060 ti 16gb"   a card by its name
+  python3 cli/estimate.py workflow.json --gpu sm89 --vram 6        by its kernels and memory, as of a laptop
+  python3 cli/estimate.py workflow.json --ram 16 --json            the machine's memory too; for programs
+
+exit status: 0 it fits, 3 it does not, 2 it cannot be said, or not wholly"""
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="estimate", description=(__doc__ or "").partition("\n")[0])
+    top = argparse.ArgumentParser(
+        prog="estimate",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     top.add_argument("workflow", type=Path, metavar="WORKFLOW.json", help="as saved, or exported (API)")
-    top.add_argument("--gpu", default="sm86", help="sm75, sm80, sm86 (default), sm89, sm90, sm120")
-    top.add_argument("--vram", type=float, default=8.0, metavar="GB", help="of the card (default 8)")
+    top.add_argument("--gpu", default=CARD, help="a card's name, or sm75, sm80, sm86 (default), sm89, sm90, sm120")
+    top.add_argument("--vram", type=float, metavar="GB", help="of the card (default: what its name says, else 8)")
     top.add_argument("--ram", type=float, default=0.0, metavar="GB", help="of the machine (default: not asked)")
     top.add_argument("--limit", type=float, default=0.85, help="share of the card that may be used (default 0.85)")
     top.add_argument("--json", action="store_true", help="one JSON object instead of the table")
@@ -51,13 +65,13 @@ def answer(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         NoHost: there is no ComfyUI.
     """
     content = files.read(options.workflow)
-    _check(options)
+    asked = _checked(options)
     host.enter(host.find_comfyui(options.comfyui), options.base_directory)
     prediction = importlib.import_module("headroom.memory.prediction")
     workflows = importlib.import_module("headroom.host.workflow.estimate")
     nodes = importlib.import_module("headroom.nodes").NODES
     torch = importlib.import_module("torch")
-    card = prediction.named_card(options.gpu, options.vram)
+    card = replace(prediction.named_card(asked.kernels, asked.vram_gb), name=asked.title)
     ours = {node.GET_SCHEMA().node_id: node for node in nodes}
     with torch.inference_mode():
         found = workflows.estimate_workflow(
@@ -66,17 +80,31 @@ def answer(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return found.numbers, found.text
 
 
-def _check(options: argparse.Namespace) -> None:
-    """
+def _checked(options: argparse.Namespace) -> cards.KnownCard:
+    """The card, whose memory is known.
+
     Raises:
         ValueError: an option that makes no sense.
     """
-    settings.check_choice("--gpu", options.gpu, settings.CARDS)
-    settings.check_size("--vram", options.vram)
+    if options.vram is not None:
+        settings.check_size("--vram", options.vram)
     settings.check_size("--ram", options.ram)
     settings.check_share("--limit", options.limit)
-    if not options.vram:
+    known: cards.KnownCard = cards.known_card("--gpu", options.gpu, options.vram)
+    if known.vram_gb is None:
+        return known._replace(vram_gb=MEMORY)
+    if not known.vram_gb:
         raise ValueError(f"--vram: say how many GB the {options.gpu} card has")
+    return known
+
+
+def _rounded(value: Any) -> Any:
+    """Numbers of GB to a thousandth."""
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_rounded(one) for one in value]
+    return round(value, 3) if isinstance(value, float) else value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,7 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, host.NoHost) as error:
         print(error, file=sys.stderr)
         return CANNOT_ANSWER
-    print(json.dumps(numbers) if options.json else text)
+    print(json.dumps(_rounded(numbers)) if options.json else text)
     if numbers["verdict"] == "does_not_fit":
         return DOES_NOT_FIT
     return FITS if numbers["complete"] else CANNOT_ANSWER

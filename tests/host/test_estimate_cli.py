@@ -266,11 +266,13 @@ def test_the_workflows_of_the_pack(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_as_people_run_it(base: Path) -> None:
-    result = estimate(sd15(4096), base, "--vram", "6", "--json")
+    result = estimate(sd15(4096), base, "--gpu", "RTX 3050 6GB", "--json")
     assert result.returncode == 3, result.stderr[-2000:]
     found = json.loads(result.stdout.strip().splitlines()[-1])
     assert found["verdict"] == "does_not_fit"
     assert found["complete"]
+    assert found["card"] == "RTX 3050, 6 GB"
+    assert len(str(found["peak_gb"]).partition(".")[2]) <= 3
     assert {stage["work"] for stage in found["stages"]} == {"text", "sampling", "decode"}
     assert found["peak_gb"] >= found["least_vram_gb"] > 0.85 * 6
 

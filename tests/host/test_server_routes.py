@@ -159,8 +159,9 @@ class TestFit:
     ) -> None:
         before, after = tmp_path / "before.json", tmp_path / "after.json"
         before.write_text(json.dumps(workflow))
-        said = fit_answer(fit_parser().parse_args([str(before), "-o", str(after), "--quality", "any", "--vram", "8"]))
-        fitted = client.post("/headroom/fit", {"workflow": workflow, "quality": "any", "vram_gb": 8})
+        options = ["--quality", "any", "--gpu", "rtx 3070"]
+        said = fit_answer(fit_parser().parse_args([str(before), "-o", str(after), *options]))
+        fitted = client.post("/headroom/fit", {"workflow": workflow, "quality": "any", "gpu": "sm86", "vram_gb": 8})
         assert fitted["workflow"] == json.loads(after.read_text()) != workflow
         assert [*fitted["changed"], *fitted["notes"]] == said.splitlines()
         assert fitted["summary"] == f"{len(fitted['changed'])} node inserted"
