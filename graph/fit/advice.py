@@ -41,7 +41,7 @@ def advice(prompt: Prompt, number: str, of_card: bool = True) -> str:
             " near-exact; on a card Block Offload keeps only as much there as vram_budget_gb says"
         )
     inserted = _what_is_inserted(prompt) if of_card else ""
-    return f"{inserted} keeps less of the models on the card: {WHERE} puts it there" if inserted else ""
+    return f"{inserted} would keep less of the models on the card: {WHERE} puts that in" if inserted else ""
 
 
 def _for_sampler(prompt: Prompt, number: str, node: str) -> str:
@@ -49,7 +49,7 @@ def _for_sampler(prompt: Prompt, number: str, node: str) -> str:
     if fit is None:
         inserted = _what_is_inserted(prompt)
         return (
-            f"{inserted} picks settings that fit this card without changing the picture: {WHERE} puts it there"
+            f"{inserted} would pick settings that fit this card without changing the picture: {WHERE} puts that in"
             if inserted
             else f"{node}: Make It Fit between the loader and it picks settings that fit this card"
         )

@@ -13,8 +13,10 @@ from ...graph.formats import check_api
 from ..core.compat import is_out_of_memory
 from ..core.internals import find
 
-HANDLER = "handle_execution_error"
+HANDLER, OURS = "handle_execution_error", "headroom_advises"
 MARK = "Headroom: "  # by which the browser's part knows the sentence
+OF_A_CARD = "out of memory"  # of those that have no kind of error of their own, such as MPS
+OF_THE_MACHINE = ("can't allocate memory", "not enough memory")  # on Linux and macOS, on Windows
 
 log = logging.getLogger(__name__)
 
@@ -23,7 +25,8 @@ def install() -> None:
     """Around the host's own handling of a node's error, once; nothing where this host has none such."""
     executor = find("execution:PromptExecutor")
     handled = find(f"execution:PromptExecutor.{HANDLER}")
-    if handled is not None and not hasattr(handled, "__wrapped__"):
+    # A wrapper of somebody else around ours has its attributes too.
+    if handled is not None and not hasattr(handled, OURS):
         setattr(executor, HANDLER, _with_advice(handled))
 
 
@@ -39,12 +42,13 @@ def _with_advice(handled: Callable[..., Any]) -> Callable[..., Any]:
             log.exception("Headroom has no advice on an error")
         return handled(*args, **kwargs)
 
+    setattr(handle, OURS, True)
     return handle
 
 
 def _advise(prompt: Mapping[str, Any], error: dict[str, Any], raised: Exception) -> None:
     """Appends the advice to the message of the host's error."""
-    of_card = is_out_of_memory(raised)
+    of_card = is_out_of_memory(raised) or OF_A_CARD in str(raised)
     if not of_card and not _of_the_machine(raised):
         return
     nodes = dict(prompt)
@@ -57,4 +61,4 @@ def _advise(prompt: Mapping[str, Any], error: dict[str, Any], raised: Exception)
 
 def _of_the_machine(raised: Exception) -> bool:
     """Whether RAM ran out: Python says so by a kind of its own, torch's allocator by its words."""
-    return isinstance(raised, MemoryError) or "can't allocate memory" in str(raised)
+    return isinstance(raised, MemoryError) or any(words in str(raised) for words in OF_THE_MACHINE)

@@ -8,9 +8,11 @@ from typing import Any
 from .card import GB
 from .forecast import Forecast, Stage
 
+SCHEMA = 1  # of the keys: another number where one of them goes or means something else
+
 
 def forecast_numbers(forecast: Forecast, unknown: Sequence[str] = (), complete: bool = True) -> dict[str, Any]:
-    """What can be written as JSON. Sizes are in GB of 2^30 bytes.
+    """What can be written as JSON, as `docs/headless.md` tells its keys. Sizes are in GB of 2^30 bytes.
 
     Args:
         forecast: of a workflow.
@@ -18,6 +20,7 @@ def forecast_numbers(forecast: Forecast, unknown: Sequence[str] = (), complete: 
         complete: whether all that takes memory was followed.
     """
     return {
+        "schema": SCHEMA,
         "verdict": forecast.verdict.value,
         "card": forecast.card.title,
         "allowed_gb": forecast.allowed / GB,

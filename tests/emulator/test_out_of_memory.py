@@ -33,7 +33,7 @@ def test_a_card_that_is_full_is_told_of(card_server_in: Callable[[Path], CardSer
         with pytest.raises(PromptFailed) as failure:
             client.run(too_large)
         assert "OutOfMemory" in failure.value.exception_type
-        said = "Headroom: Make It Fit, for node 5 (KSampler) picks settings that fit this card without changing"
+        said = "Headroom: Make It Fit, for node 5 (KSampler) would pick settings that fit this card without changing"
         assert said in failure.value.exception_message
         with pytest.raises(PromptFailed) as failure:
             client.run(other)

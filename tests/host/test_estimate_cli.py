@@ -273,6 +273,8 @@ def test_as_people_run_it(base: Path) -> None:
     assert found["complete"]
     assert found["card"] == "RTX 3050, 6 GB"
     assert len(str(found["peak_gb"]).partition(".")[2]) <= 3
+    told = (PACK / "docs" / "headless.md").read_text(encoding="utf-8")
+    assert [key for key in (*found, *found["stages"][0]) if f"`{key}`" not in told] == []
     assert {stage["work"] for stage in found["stages"]} == {"text", "sampling", "decode"}
     assert found["peak_gb"] >= found["least_vram_gb"] > 0.85 * 6
 

@@ -43,7 +43,7 @@ def test_the_history_says_what_to_do(server: Server, client: Client) -> None:
     client.run(text_to_image(save_latent=False))  # loads the model
     with short_of_memory(server.pid), pytest.raises(PromptFailed) as failure:
         client.run(too_large())
-    said = "Headroom: Make It Fit, for node 5 (KSampler) picks settings that fit this card without changing the picture"
+    said = "Headroom: Make It Fit, for node 5 (KSampler) would pick settings that fit this card without changing"
     assert said in failure.value.exception_message
     assert said in last_error_of(client)
 

@@ -103,11 +103,11 @@ PLAIN = without_fit(n3=sampler(model="1"), n4=DECODE, n5=node("CLIPTextEncode", 
 WRAPPED = node("VAEDecode", samples=["3", 0], vae=["7", 0])
 TRAIN = node("TrainLoraNode", model=["1", 0], latents=["2", 0])
 ADVICE = {
-    "sampling": (PLAIN, "3", "Make It Fit, for node 3 (KSampler) picks settings that fit this card"),
+    "sampling": (PLAIN, "3", "Make It Fit, for node 3 (KSampler) would pick settings that fit this card"),
     "decoding": (PLAIN, "4", "VAE Decode (exact, low memory) in its place"),
     "text": (PLAIN, "5", "Layerwise Casting (text encoder)"),
     "loading": (PLAIN, "1", "with a cache_file"),
-    "other work": (PLAIN, "6", "Make It Fit, for node 3 (KSampler) keeps less of the models on the card"),
+    "other work": (PLAIN, "6", "Make It Fit, for node 3 (KSampler) would keep less of the models on the card"),
     "fitted": (graph(n3=sampler()), "3", "give that a limit of 0.7 instead of 0.85 and quality near_exact, or make"),
     "fitted, may lose": (graph(n3=sampler(), n9=fit(quality="any", limit=0.1)), "3", "already: make the picture"),
     "planned decode": (graph(n3=sampler(), n4=node("VAEDecode", vae=["9", 1])), "4", "give that a smaller limit"),
