@@ -21,7 +21,7 @@ def _vae_input() -> io.Vae.Input:
 
 
 def _settings_inputs() -> list[io.Input]:
-    """The widgets that all three nodes share."""
+    """The widgets that all three nodes share. All but the first may be missing in a graph that is sent to the API."""
     return [
         io.Combo.Input(
             "method",
@@ -37,6 +37,7 @@ def _settings_inputs() -> list[io.Input]:
             min=0.0,
             max=1024.0,
             step=0.1,
+            optional=True,
             advanced=True,
             tooltip="What the VAE may need, weights included, in GB of 2^30 bytes. A smaller budget means lower"
             " strips, then maps computed again instead of stored; too small a one is an error that names the least."
@@ -48,6 +49,7 @@ def _settings_inputs() -> list[io.Input]:
             min=0,
             max=16384,
             step=32,
+            optional=True,
             advanced=True,
             tooltip="exact: height of a strip in pixels of the picture (the result is the same at any height)."
             " feathered: side of a tile. 0: by the budget. auto uses it only where the whole does not fit.",
@@ -58,6 +60,7 @@ def _settings_inputs() -> list[io.Input]:
             min=0,
             max=4096,
             step=8,
+            optional=True,
             advanced=True,
             tooltip="feathered only: pixels neighbouring tiles share, at least. An image VAE sees about 140 px around a"
             " pixel: more overlap, fainter seams, more work.",
@@ -66,6 +69,7 @@ def _settings_inputs() -> list[io.Input]:
             "feather",
             options=list(FEATHERS),
             default="cosine",
+            optional=True,
             advanced=True,
             tooltip="feathered only: how neighbours fade into each other over the overlap.",
         ),
@@ -74,6 +78,7 @@ def _settings_inputs() -> list[io.Input]:
             default=0,
             min=0,
             max=16384,
+            optional=True,
             advanced=True,
             tooltip="feathered only, video: frames of a tile, rounded up to latent frames. 0: all frames, unless even"
             " the smallest tile would not fit. exact needs no tiles in time.",
@@ -83,6 +88,7 @@ def _settings_inputs() -> list[io.Input]:
             default=16,
             min=0,
             max=4096,
+            optional=True,
             advanced=True,
             tooltip="feathered only, video: frames neighbouring tiles share, 16 or more for Wan. A latent frame is 4"
             " frames in Wan, 8 in LTX-Video.",
@@ -92,6 +98,7 @@ def _settings_inputs() -> list[io.Input]:
             default=0,
             min=0,
             max=4096,
+            optional=True,
             advanced=True,
             tooltip="Images of a batch computed together. 0: one after the other.",
         ),
@@ -99,6 +106,7 @@ def _settings_inputs() -> list[io.Input]:
             "store",
             options=list(STORE_CHOICES),
             default="same",
+            optional=True,
             advanced=True,
             tooltip="exact only: how maps are kept for later strips. float16 halves them for a float32 VAE, which is"
             " then near-exact (60 dB and more); without effect on a VAE that runs in 16 bits.",

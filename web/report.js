@@ -16,6 +16,9 @@ const NODES = new Set([
 const WITH_BAR = new Set(["HeadroomReport", "HeadroomEstimate", "HeadroomTrainingEstimate", "HeadroomFit"]);
 const WIDGET = "text";
 
+/** What a node will do, in the page's language, until it has a report. */
+const promise = (node) => (node.constructor.nodeData?.description ?? "").split("\n\n")[0];
+
 function show(node, output) {
   const widget = node?.widgets?.find(({ name }) => name === WIDGET);
   if (widget && output?.text) widget.value = output.text.join("\n");
@@ -31,6 +34,7 @@ app.registerExtension({
     const { widget } = app.widgets.STRING(node, WIDGET, ["STRING", { multiline: true }], app);
     widget.element.readOnly = widget.options.read_only = true;
     widget.serialize = widget.options.serialize = false; // neither saved in workflows nor sent with prompts
+    widget.value = promise(node);
     node.setSize([560, Math.max(380, node.computeSize()[1] + 60)]);
     const onExecuted = node.onExecuted;
     node.onExecuted = function (output) {

@@ -16,7 +16,7 @@ from headroom.tools.server.client import Client, PromptFailed, PromptInterrupted
 from headroom.tools.server.server import PACK_FOLDER, Server
 
 from .conftest import ENVIRONMENT
-from .workflows import ATTENTION, node, text_to_image, with_headroom
+from .workflows import ATTENTION, VAE, node, text_to_image, with_headroom
 
 MOST = {"width": 128, "height": 128, "steps": 2}
 LEAST = {"tile_size": 192}
@@ -224,6 +224,23 @@ class TestOffload:
             PromptFailed, match=r"vram_budget_gb: 0\.001 GB is less than the 0\.\d+ GB that this model needs"
         ):
             client.run(graph)
+
+
+def test_a_low_memory_vae_needs_its_method_alone(client: Client) -> None:
+    """What is left out of a graph that is sent has the widgets' values."""
+    graph = text_to_image(seed=61, save_latent=False)
+    graph["20"] = node("HeadroomVAE", vae=["1", 2], method="exact")
+    graph["21"] = node("VAEDecode", samples=["5", 0], vae=["20", 0])
+    graph["22"] = node("HeadroomVAEDecode", samples=["5", 0], vae=["1", 2], method="exact")
+    graph["23"] = node("HeadroomVAEDecode", samples=["5", 0], vae=["1", 2], **VAE | {"method": "exact"})
+    graph["24"] = node("HeadroomVAEEncode", pixels=["22", 0], vae=["1", 2], method="exact")
+    graph["25"] = node("SaveLatent", samples=["24", 0], filename_prefix="latents/encoded")
+    for number in ("21", "22", "23"):
+        graph[f"3{number}"] = node("SaveImage", images=[number, 0], filename_prefix=f"vae{number}")
+    outputs = client.run(graph).outputs
+    pictures = [client.file(outputs[f"3{number}"]["images"][0]) for number in ("21", "22", "23")]
+    assert pictures[0] == pictures[1] == pictures[2]
+    assert outputs["25"]["latents"]
 
 
 class TestReport:

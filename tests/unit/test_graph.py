@@ -368,7 +368,7 @@ def test_fit_calls_options_as_they_are_typed(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--gpu", "sm1"], "--gpu: 'sm1' is not known; choose one of sm75, sm80"),
+        (["--gpu", "sm1"], "--gpu: 'sm1' is not known; write its name as 'rtx 3060', or its kernels: sm75, sm80"),
         (["--vram", "0"], "--vram: say how many GB the sm86 card has"),
         (["--ram", "-1"], "--ram: -1.0 is no size"),
         (["--limit", "2"], "--limit: 2.0 is no share of the card's memory"),
