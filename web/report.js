@@ -17,7 +17,7 @@ const WITH_BAR = new Set(["HeadroomReport", "HeadroomEstimate", "HeadroomTrainin
 const WIDGET = "text";
 
 /** What a node will do, in the page's language, until it has a report. */
-const promise = (node) => (node.constructor.nodeData?.description ?? "").split("\n\n")[0];
+const promise = (node) => (node.constructor.nodeData?.description ?? "").split("\n\n")[0].replace(/\s+/g, " ");
 
 function show(node, output) {
   const widget = node?.widgets?.find(({ name }) => name === WIDGET);

@@ -14,6 +14,8 @@ from .in_page import CLEAR, DROP, LOOK_AT, RUN
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
+    from headroom.tools.server.client import Client
+
 REPORT_SHOWN = "[...document.querySelectorAll('textarea')].some(({ value }) => value.startsWith('Headroom'))"
 # One picture on a node, of a width and height; 0: any above 100.
 PICTURE_SHOWN = """([id, side]) => {
@@ -41,12 +43,16 @@ def test_a_dropped_workflow_runs_and_shows_its_report_and_picture(page: Page) ->
 
 
 @pytest.mark.parametrize("view", ["classic"])
-def test_the_report_is_neither_saved_nor_sent(page: Page) -> None:
+def test_the_report_is_neither_saved_nor_sent(page: Page, client: Client) -> None:
     page.evaluate(CLEAR)
     page.evaluate("void app.rootGraph.add(LiteGraph.createNode('HeadroomReport'))")
     saved, sent = page.evaluate("app.graphToPrompt().then(({ workflow, output }) => [workflow.nodes[0], output])")
     assert not saved.get("widgets_values")
     assert [about["inputs"] for about in sent.values()] == [{}]
+    # Before it has run its face says what it will do, by the description that the server gives of it.
+    promised = page.evaluate("app.rootGraph.nodes[0].widgets.find(({ name }) => name === 'text').value")
+    about = client.object_info("HeadroomReport")["HeadroomReport"]["description"]
+    assert promised == " ".join(about.partition("\n\n")[0].split()) != ""
 
 
 def test_an_error_of_ours_is_a_sentence_in_the_page(page: Page) -> None:
