@@ -228,9 +228,9 @@ def recipes(settings: Settings) -> Section:
     section.parts.append(
         "By prediction, not measured: GB of 2^30 bytes, rank 16, AdamW, bfloat16, one picture, 85 % of the card. A CPU"
         " stands for the card, with its mixed precision, norms and what its kernels hold: on the emulated card the same"
-        " comes out, to 2 MiB. On an H100 SD1.5 and SDXL took 1 to 5 % more than is said so ([gpu.md](gpu.md)). For"
-        " each card the plan that computes least of the blocks' forward again; all weights on it. Less: what is beside"
-        " the weights, of Train LoRA's own checkpoint over every block."
+        " comes out, to 2 MiB (11 models, once, by hand). On an H100 SD1.5 and SDXL took 1 to 5 % more than is said"
+        " so ([gpu.md](gpu.md)). For each card the plan that computes least of the blocks' forward again; all weights"
+        " on it. Less: what is beside the weights, of Train LoRA's own checkpoint over every block."
         " From RAM: every block with `checkpoints_in_ram`, and Train LoRA's `offloading`."
     )
     cards = (f"{vram} GB" for vram in CARDS)

@@ -100,5 +100,5 @@ app.registerExtension({
   ],
   getCanvasMenuItems: () => [null, ITEM],
   // Samplers, VAE nodes, loaders, and whatever else is on the way of a model or a VAE.
-  getNodeMenuItems: ({ inputs, outputs }) => ([...(inputs ?? []), ...(outputs ?? [])].some(takesPart) ? [ITEM] : []),
+  getNodeMenuItems: ({ inputs, outputs }) => ([...(inputs ?? []), ...(outputs ?? [])].some(takesPart) ? [null, ITEM] : []),
 });

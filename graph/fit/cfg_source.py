@@ -22,7 +22,7 @@ def follow_cfg(prompt: Prompt) -> Prompt:
     """A prompt in which each Make It Fit with ``cfg_source`` graph has the cfg of the samplers behind it.
 
     The largest, where several differ; a link where a sampler's is one. Where nothing behind it is guided by a known
-    number, its own value stays. A prompt that goes in a circle stays as it is.
+    number, its own value stays.
 
     Args:
         prompt: in the API format; not changed.

