@@ -61,8 +61,8 @@ def test_additions_break_nothing(change: Change) -> None:
 
 
 def add_required(contract: dict[str, Any]) -> None:
-    required(contract, "HeadroomVAEEncode")["added"] = ["INT", {"default": 0}]
-    contract["HeadroomVAEEncode"]["input_order"]["required"].append("added")
+    required(contract, "HeadroomAttention")["added"] = ["INT", {"default": 0}]
+    contract["HeadroomAttention"]["input_order"]["required"].append("added")
 
 
 def insert_widget(contract: dict[str, Any]) -> None:
@@ -87,7 +87,7 @@ def sensitivity(contract: dict[str, Any]) -> list[dict[str, Any]]:
         (remove_input, "HeadroomFit: quality: the input is gone"),
         (
             add_required,
-            "HeadroomVAEEncode: added: a new input that is required, which saved prompts lack: make it optional",
+            "HeadroomAttention: added: a new input that is required, which saved prompts lack: make it optional",
         ),
         (
             lambda contract: required(contract, "HeadroomFit")["quality"][1].update(default="any"),
