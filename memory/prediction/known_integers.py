@@ -1,0 +1,106 @@
+"""Whole numbers that are known without data: a text's tokens and its mask are made of lists, and code asks about them.
+
+A text encoder asks "is all of the mask set?" and cuts its result by the mask's sum. A tensor without data cannot
+answer; here the numbers go along with it, through every operator that has nothing but known numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch.utils._pytree import tree_iter, tree_map
+from torch.utils.weak import WeakIdKeyDictionary
+
+MOST = 2**16  # numbers of a tensor that goes along
+KINDS = (torch.int64, torch.int32, torch.bool)
+MADE_OF_DATA = torch.ops.aten.lift_fresh.default  # what torch.tensor calls with what it made
+ASKS = torch.ops.aten._local_scalar_dense.default  # bool(tensor), tensor.item()
+COUNTS = (torch.ops.aten.arange, torch.ops.aten.full, torch.ops.aten.zeros, torch.ops.aten.ones)  # of no tensor
+
+
+class KnownIntegers:
+    """The numbers of tensors without data, as long as those live."""
+
+    def __init__(self) -> None:
+        self._numbers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+    def answer(self, func: Any, args: tuple[Any, ...]) -> int | bool | None:
+        """What an operator that asks for a number gets; None if it is not known, or it does not ask."""
+        if func is not ASKS:
+            return None
+        known = self._numbers.get(args[0])
+        with _without_modes():
+            return None if known is None else known.item()
+
+    def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        """Takes note of an operator's result, if its numbers are known."""
+        if func._schema.is_mutable:
+            self._write(func, args, kwargs)
+            return
+        results = result if isinstance(result, (list, tuple)) else (result,)
+        if not all(_may_be_known(one) for one in results):
+            return
+        numbers = _data(args[0]) if func is MADE_OF_DATA else self._computed(func, args, kwargs)
+        for one, known in zip(results, numbers if isinstance(numbers, (list, tuple)) else (numbers,)):
+            if isinstance(known, Tensor) and known.shape == one.shape:
+                self._numbers[one] = known
+
+    def made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of an operator whose shape depends on numbers, such as ``x[mask]``; None if they are not known.
+        Call it in a fake mode."""
+        numbers = self._computed(func, args, kwargs)
+        several = isinstance(numbers, (list, tuple))
+        if not all(isinstance(one, Tensor) and one.dtype in KINDS for one in (numbers if several else (numbers,))):
+            return None
+        device = next(one.device for one in tree_iter((args, kwargs)) if isinstance(one, Tensor))
+
+        def fake(known: Tensor) -> Tensor:
+            result = torch.empty(known.shape, dtype=known.dtype, device=device)
+            self._numbers[result] = known
+            return result
+
+        return tree_map(fake, numbers)
+
+    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
+        if not all(one in self._numbers for one in given) or not (given or func.overloadpacket in COUNTS):
+            return None
+        if torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.name():
+            return None
+
+        def known(one: Any) -> Any:
+            return self._numbers[one] if isinstance(one, Tensor) else one
+
+        here = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
+        with _without_modes():
+            return func(*tree_map(known, args), **tree_map(known, here))
+
+    def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Writes into the numbers, too, whose views are views of each other as well; what is written and not known is
+        forgotten with all its views."""
+        given = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
+        changed = [self._numbers[one].untyped_storage().data_ptr() for one in given if one in self._numbers]
+        if changed and self._computed(func, args, kwargs) is None:
+            for tensor, numbers in list(self._numbers.items()):
+                if numbers.untyped_storage().data_ptr() in changed:
+                    del self._numbers[tensor]
+
+
+def _may_be_known(result: Any) -> bool:
+    return isinstance(result, FakeTensor) and result.dtype in KINDS and result.numel() <= MOST
+
+
+def _data(tensor: Tensor) -> Tensor | None:
+    return tensor.constant if isinstance(tensor, FakeTensor) else tensor
+
+
+@contextmanager
+def _without_modes() -> Iterator[None]:
+    """Within it, operators compute with what they get, whatever watches them or takes their data."""
+    with unset_fake_temporarily(), torch._C._DisableTorchDispatch():
+        yield

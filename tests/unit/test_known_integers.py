@@ -1,0 +1,61 @@
+"""What code asks about whole numbers without data gets the answer that the numbers would give."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from headroom.memory.prediction import CannotPredict, fake_mode, named_card, predict
+
+MASK = [[1, 1, 1, 0, 0], [1, 1, 0, 0, 0]]
+Question = Callable[[Tensor], object]
+
+
+def asked(question: Question, card: str) -> object:
+    """The answer of a tensor without data on a card."""
+    answers: list[object] = []
+    chosen = named_card(card, 8.0)
+
+    def work(_: object) -> None:
+        answers.append(question(torch.tensor(MASK, device=chosen.device)))
+
+    predict(fake_mode(), chosen, [], work)
+    return answers[0]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda mask: bool(mask.sum() == mask.numel()),
+        lambda mask: mask[:, :2].sum().item(),
+        lambda mask: torch.cat([mask, mask]).bool().any(dim=0).tolist(),
+        lambda mask: mask[mask != 0].shape,
+        lambda mask: torch.unique_consecutive(mask[0]).tolist(),
+        lambda mask: [(row.cumsum(0) * 4)[-1].item() for row in mask],
+        lambda mask: torch.arange(mask[0].sum().item()).reshape(-1, 1).shape,
+        lambda mask: mask.nonzero().shape,
+        lambda mask: (mask[:, 1:].add_(2), mask)[1].tolist(),
+        lambda mask: (mask[0].copy_(mask[1].clone()), mask)[1].sum().item(),
+    ],
+    ids=["all", "sum", "any", "index", "unique", "rows", "arange", "nonzero", "a view is written", "a row is copied"],
+)
+@pytest.mark.parametrize("card", ["sm86", "sm120"])
+def test_it_is_what_the_numbers_give(question: Question, card: str) -> None:
+    assert asked(question, card) == question(torch.tensor(MASK))
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda mask: bool((mask.float() * 0.5).sum() > 1),
+        lambda mask: bool(torch.randint(0, 2, (1,), device=mask.device)),
+        lambda mask: bool(torch.empty(3, dtype=torch.int64, device=mask.device).sum()),
+        lambda mask: bool(mask.random_(0, 2).sum() == 0),
+        lambda mask: bool((mask[:, 1:].copy_(torch.empty_like(mask[:, 1:])), mask)[1].sum() == 0),
+    ],
+    ids=["fractions", "chance", "never written", "drawn anew", "a view is written to"],
+)
+def test_what_is_not_known_is_not_guessed(question: Question) -> None:
+    with pytest.raises(CannotPredict, match="depends on data"):
+        asked(question, "sm86")
