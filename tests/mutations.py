@@ -1600,12 +1600,57 @@ WORKFLOWS = (
         ),
     ),
     *_of(
+        "host/catalogue/entries.py",
+        "host/test_catalogue.py",
+        (
+            "catalogue: matrices that a quantised file keeps in 16 bits are in 8",
+            "build(network, networks).items()}, way, self.kept)",
+            "build(network, networks).items()}, way)",
+        ),
+    ),
+    *_of(
+        "host/catalogue/stored.py",
+        "host/test_catalogue.py",
+        (
+            "catalogue: tables of embeddings are quantised",
+            'name.endswith(".weight") and not name.endswith(TABLES)',
+            'name.endswith(".weight")',
+        ),
+    ),
+    *_of(
+        "host/prediction/header_loading.py",
+        "host/test_catalogue.py",
+        (
+            "catalogue: an entry goes before the file on disk",
+            "file = public_file(filename) if found is None else None",
+            "file = public_file(filename)",
+        ),
+    ),
+    *_of(
+        "graph/switches.py",
+        "unit/test_switches.py",
+        (
+            "a switch gives the branch that is not chosen",
+            'BRANCHES = {True: "on_true", False: "on_false"}',
+            'BRANCHES = {False: "on_true", True: "on_false"}',
+        ),
+    ),
+    *_of(
+        "memory/prediction/known_integers.py",
+        "unit/test_known_integers.py",
+        (
+            "numbers that were written over are taken for known",
+            "if changed and self._computed(func, args, kwargs) is None:",
+            "if False:",
+        ),
+    ),
+    *_of(
         "host/workflow/estimate.py",
         ESTIMATE,
         (
             "estimate: what was not followed is ignored",
-            "unknown, run.complete, run.stages_followed)",
-            "unknown, True, run.stages_followed)",
+            "unknown, run.complete, run.stages_followed, absent)",
+            "unknown, True, run.stages_followed, absent)",
         ),
         (
             "an estimate writes a cache file",

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import comfy.utils
+import folder_paths
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...memory.prediction import Card
 from ...offload.safetensors_header import NotAHeader, StoredTensor, read_header
+from ..catalogue.entries import PublicFile, public_file
+from ..catalogue.networks import NoSuchNetwork
 from .host_answers import answering, card_answers, free_memory_answer, replaced
 
 DTYPES = {
@@ -61,18 +64,75 @@ def _fake_entry(path: Path, name: str, entry: StoredTensor, begin: int) -> Tenso
         data = bytearray(file.read(entry.last - entry.first))
     if len(data) != entry.last - entry.first:
         raise NotAHeader(f"{path.name}: {name} is not in it, which says what the tensors are; download it again")
+    return _read_from(data, dtype, entry.shape)
+
+
+def _read_from(data: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
         if not data:
-            return _held(torch.empty(entry.shape, dtype=dtype))
-        return _held(torch.frombuffer(data, dtype=dtype).reshape(entry.shape))
+            return _held(torch.empty(shape, dtype=dtype))
+        return _held(torch.frombuffer(data, dtype=dtype).reshape(shape))
+
+
+def public_state_dict(file: PublicFile) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """A public file's tensors without data, and its metadata, of a file that is not there. Call it in a fake mode.
+
+    Raises:
+        NotAHeader: this host does not know the model.
+    """
+    try:
+        tensors = file.tensors()
+    except NoSuchNetwork as error:
+        raise NotAHeader(f"{file.name}: {error}") from error
+    return {
+        name: torch.empty(one.shape, dtype=one.dtype)
+        if one.data is None
+        else _read_from(bytearray(one.data), one.dtype, one.shape)
+        for name, one in tensors.items()
+    }, file.header()
+
+
+class Absent:
+    """Files that are not on this machine, and that the catalogue of public files knows.
+
+    Attributes:
+        used: those that were loaded from the catalogue, by their names.
+    """
+
+    def __init__(self) -> None:
+        self.used: dict[str, PublicFile] = {}
+
+    def finder(self, find: Callable[[str, str], str | None]) -> Callable[[str, str], str | None]:
+        """Stands for the host's ``get_full_path``: of a public file that is not there, it gives a path all the same."""
+
+        def get_full_path(folder_name: str, filename: str) -> str | None:
+            found = find(folder_name, filename)
+            file = public_file(filename) if found is None else None
+            if file is None:
+                return found
+            path = str(Path(folder_name) / filename)
+            self.used[path] = file
+            return path
+
+        return get_full_path
+
+    def load(self, path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """A file's tensors without data and its metadata: the one that is there always goes before the catalogue's."""
+        file = self.used.get(path)
+        return fake_state_dict(Path(path)) if file is None else public_state_dict(file)
 
 
 @contextmanager
-def loading_headers(mode: FakeTensorMode, card: Card) -> Iterator[None]:
-    """Within it, the host's loaders make models without data, as they would on a machine with this card."""
+def loading_headers(mode: FakeTensorMode, card: Card, absent: Absent | None = None) -> Iterator[None]:
+    """Within it, the host's loaders make models without data, as they would on a machine with this card.
+
+    Args:
+        absent: takes note of files that are not there, and come from the catalogue.
+    """
+    absent = Absent() if absent is None else absent
 
     def load_torch_file(ckpt: str, *_: Any, return_metadata: bool = False, **__: Any) -> Any:
-        tensors, metadata = fake_state_dict(Path(ckpt))
+        tensors, metadata = absent.load(str(ckpt))
         return (tensors, metadata) if return_metadata else tensors
 
     answers = {
@@ -81,7 +141,8 @@ def loading_headers(mode: FakeTensorMode, card: Card) -> Iterator[None]:
         "load_models_gpu": lambda *_, **__: None,
     }
     loader = replaced(comfy.utils, "load_torch_file", load_torch_file)
-    with answering(answers), loader, _older_forms(), mode, replaced(nn.Module, "_apply", apply_by_exchange):
+    finder = replaced(folder_paths, "get_full_path", absent.finder(folder_paths.get_full_path))
+    with answering(answers), loader, finder, _older_forms(), mode, replaced(nn.Module, "_apply", apply_by_exchange):
         yield
 
 

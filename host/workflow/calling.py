@@ -13,6 +13,7 @@ from ..core.nodes import node_classes
 from .inputs import Inputs, NotFollowed
 
 Outputs = tuple[Any, ...]
+GROWING = "COMFY_AUTOGROW_V3"  # the type of an input that has as many values as are connected
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,13 @@ def is_ours(kind: str) -> bool:
 
 
 def with_choices(node: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """As the host hands them to a node: a dynamic list's choice and the inputs that it brings are one dictionary."""
+    """As the host hands them to a node: a dynamic list's choice and the inputs that it brings are one dictionary, and
+    so are those of a list that grows."""
     result = dict(inputs)
     for group in node.INPUT_TYPES().values():
+        for name in [name for name, spec in group.items() if spec[0] == GROWING]:
+            given = {key: result.pop(key) for key in inputs if key.startswith(f"{name}.")}
+            result[name] = {key.partition(".")[2]: value for key, value in given.items()}
         for name in [name for name, spec in group.items() if spec[0] == DYNAMIC and name in inputs]:
             brought = {key: result.pop(key) for key in inputs if key.startswith(f"{name}.")}
             result[name] = {name: inputs[name], **{key.partition(".")[2]: value for key, value in brought.items()}}

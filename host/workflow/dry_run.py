@@ -11,8 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import comfy.utils
+import folder_paths
+import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from ...graph.formats import shortened
 from ...graph.kinds import DECODES, ENCODES, FIT, GUIDED_SAMPLER, GUIDERS, SAMPLERS, TO_FILE, TRAIN, VAE
 from ...graph.prompt import Prompt, in_order, is_link, parents_in
 from ...graph.settings import FitSettings
@@ -32,20 +37,21 @@ from ..core.device import GB
 from ..measure.calibrated import workspaces_for
 from ..offload.budget import least_weights
 from ..planning.fit import apply_fit, find_fit
-from ..prediction.header_loading import loading_headers
+from ..prediction.header_loading import Absent, loading_headers
+from ..prediction.host_answers import replaced
 from ..prediction.stages import Question, coding_stage, first_part, notes_of, sampling_stage, tiled_arguments
+from ..prediction.step import shape_in_model
 from ..prediction.text import predict_encoding
 from ..prediction.vae import Coding
 from ..training.estimate import training_stage
 from ..training.settings import TrainingSettings
 from ..training.without_data import Training
-from ..vae.settings import VAESettings
 from ..vae.wrapper import LowMemoryVAE, low_memory_vae
 from .calling import Nodes, Outputs, first_line, outputs
-from .inputs import Guided, Inputs, NotFollowed
-from .kinds import LOADERS, PLAIN, SAME, SETTINGS, TEXT, is_neutral
+from .inputs import Guided, Inputs, NotFollowed, of_the_workflow, vae_settings
+from .kinds import ENCODING, LOADERS, PICTURE, PLAIN, SAME, SETTINGS, TEXT, is_neutral
 from .packed import GGUF_LOADERS, tell_of_gguf
-from .shapes import latent_like, of_this_world, pixels_like
+from .shapes import MISSING_SIZE, CountingVAE, latent_like, missing_picture, of_this_world, pixels_like, sized
 
 NOTHING = (None,) * 8  # outputs that are words and charts
 # What following a node raises where its model, its file or its settings are the reason. Any other error is a fault of
@@ -67,6 +73,7 @@ class DryRun:
         loaded: what loaders gave before, by class and inputs: a file that two nodes load counts once.
         mode: what the tensors are faked in.
         ours: this pack's nodes by their ids, where the host has not loaded them.
+        absent: files that are not on this machine, and were taken from the catalogue.
     """
 
     workflow: Prompt
@@ -78,6 +85,7 @@ class DryRun:
     loaded: dict[tuple[str, str], Outputs] = field(default_factory=dict)
     mode: FakeTensorMode = field(default_factory=fake_mode)
     ours: Mapping[str, Any] = field(default_factory=dict)
+    absent: Absent = field(default_factory=Absent)
 
     @property
     def nodes(self) -> Nodes:
@@ -155,36 +163,37 @@ class DryRun:
         yield TEXT, self._text
         yield LOADERS, self._load
         yield GGUF_LOADERS, tell_of_gguf
-        yield (VAE,), self._wrap
+        yield (VAE,), _wrap
         yield (FIT,), self._fit
-        yield ("LoadImage",), self._read
-        yield PLAIN, self._run_plainly
-
-    # ------------------------------------------------------------------------------------------- kinds of nodes
+        yield (PICTURE,), self._read
+        yield (*PLAIN, *ENCODING), self._run_plainly
 
     def _load(self, kind: str, inputs: Inputs) -> Outputs:
         key = kind, repr(sorted(inputs.items()))
         if key not in self.loaded:
-            with loading_headers(self.mode, self.card):
+            with loading_headers(self.mode, self.card, self.absent):
                 self.loaded[key] = self.nodes.call(kind, inputs)
         return self.loaded[key]
 
     def _text(self, kind: str, inputs: Inputs) -> Outputs:
         clip = inputs.clip()
-        encode = self.nodes.prepared(kind, inputs)
-        prediction, results = predict_encoding(
-            clip,
-            self.card,
-            lambda stand_in: outputs(kind, encode(clip=stand_in)),
-            self.mode,
-            workspaces_for(self.card),
-        )
+        with self._encodes_counted(inputs) as counted:
+            encode = self.nodes.prepared(kind, counted)
+            prediction, results = predict_encoding(
+                clip, self.card, lambda one: outputs(kind, encode(clip=one)), self.mode, workspaces_for(self.card)
+            )
         weights = int(clip.patcher.model_size())
         least = least_weights(clip.patcher, 0)
         self._add(Stage("text", prediction, weights, least, model=id(clip.cond_stage_model)))
         return results
 
     def _read(self, kind: str, inputs: Inputs) -> Outputs:
+        """A picture of an input folder; one that is not there is taken to have a size, which is told."""
+        exists = getattr(folder_paths, "exists_annotated_filepath", lambda name: True)
+        if not exists(inputs["image"]):
+            self.notes.append(f"{shortened(inputs['image'])} is not there: taken to have {MISSING_SIZE}")
+            with self.mode:
+                return missing_picture()
         image = self.nodes.call(kind, inputs)
         with self.mode:
             return tuple(fake_tree(list(image)))
@@ -192,8 +201,21 @@ class DryRun:
     def _run_plainly(self, kind: str, inputs: Inputs) -> Outputs:
         if "upscale_method" in inputs:  # some work on data; the size is the same by all of them
             inputs["upscale_method"] = "bilinear"
-        with loading_headers(self.mode, self.card):
-            return self.nodes.call(kind, inputs)
+        resizing = replaced(comfy.utils, "lanczos", sized)
+        with self._encodes_counted(inputs) as counted, loading_headers(self.mode, self.card), resizing:
+            return self.nodes.call(kind, counted)
+
+    @contextmanager
+    def _encodes_counted(self, inputs: Inputs) -> Iterator[Inputs]:
+        """Within it, a node may encode pictures by its VAE; each encode is a stage of its own, added afterwards."""
+        if inputs.get("vae") is None:
+            yield inputs
+            return
+        vae = inputs.vae()
+        encoded: list[Tensor] = []
+        yield Inputs(inputs.kind, {**inputs, "vae": CountingVAE(vae, encoded.append)})
+        for pixels in encoded:
+            self._add(coding_stage(Coding(vae, pixels, encodes=True), self.card))
 
     def _guide(self, kind: str, inputs: Inputs) -> Outputs:
         asked = GUIDERS[kind]
@@ -202,15 +224,18 @@ class DryRun:
         return (Guided(inputs.model(), positive, negative, inputs.number("cfg") if asked.guided else 1.0),)
 
     def _sample(self, kind: str, inputs: Inputs) -> Outputs:
-        asked = inputs.guided() if kind == GUIDED_SAMPLER else _guidance(inputs)
+        asked = inputs.guided() if kind == GUIDED_SAMPLER else inputs.guidance()
         latent = inputs.latent("latent_image")
         question = Question(asked.model, latent, positive=asked.positive, negative=asked.negative, cfg=asked.cfg)
         self.notes += notes_of(question)
         self._add(sampling_stage(question, self.card))
-        return latent, latent
+        shape = shape_in_model(asked.model, latent)  # a picture for a video's model comes back as a video of one frame
+        with self.mode:
+            result = {**latent, "samples": torch.empty(shape)}
+        return result, result
 
     def _train(self, kind: str, inputs: Inputs) -> Outputs:
-        with _of_the_workflow(kind):
+        with of_the_workflow(kind):
             settings = TrainingSettings.of(inputs)
         latents, positive = first_part(inputs.latent("latents")["samples"]), inputs.conditioning("positive")
         stage, more = training_stage(Training(inputs.model(), latents, positive, settings), self.card)
@@ -223,10 +248,10 @@ class DryRun:
         x = inputs.pixels() if encodes else inputs.latent("samples")["samples"]
         widgets = inputs.without("vae", "pixels", "samples")
         if kind.startswith("Headroom"):
-            vae, widgets = low_memory_vae(vae, _vae_settings(kind, widgets)), {}
+            vae, widgets = low_memory_vae(vae, vae_settings(kind, widgets)), {}
         coding = Coding(vae, x, encodes)
         if "tile_size" in widgets and not isinstance(vae, LowMemoryVAE):
-            with _of_the_workflow(kind):
+            with of_the_workflow(kind):
                 coding = replace(coding, tiles=tiled_arguments(vae, encodes=encodes, **widgets))
         self._add(coding_stage(coding, self.card))
         with self.mode:
@@ -237,9 +262,6 @@ class DryRun:
         x = first_part(inputs.latent("samples")["samples"])
         self._add(coding_stage(Coding(inputs.vae(), x, file_budget_gb=budget), self.card))
         return NOTHING
-
-    def _wrap(self, kind: str, inputs: Inputs) -> Outputs:
-        return (low_memory_vae(inputs.vae(), _vae_settings(kind, inputs.without("vae"))),)
 
     def _fit(self, kind: str, inputs: Inputs) -> Outputs:
         """For the card that is asked about, unless the node names one."""
@@ -272,23 +294,5 @@ class DryRun:
         self.stages.append(stage)
 
 
-def _guidance(inputs: Inputs) -> Guided:
-    """What guides a sampler that has the inputs itself."""
-    texts = inputs.conditioning("positive"), inputs.conditioning("negative")
-    return Guided(inputs.model(), *texts, inputs.number("cfg"))
-
-
-def _vae_settings(kind: str, widgets: Mapping[str, Any]) -> VAESettings:
-    with _of_the_workflow(kind):
-        settings = VAESettings(**widgets)
-        settings.check()
-        return settings
-
-
-@contextmanager
-def _of_the_workflow(kind: str) -> Iterator[None]:
-    """Around what is made of the widgets of a workflow alone: names and values that it should not have are its own."""
-    try:
-        yield
-    except (TypeError, ArithmeticError) as error:
-        raise NotFollowed(f"{kind}: {error}") from error
+def _wrap(kind: str, inputs: Inputs) -> Outputs:
+    return (low_memory_vae(inputs.vae(), vae_settings(kind, inputs.without("vae"))),)

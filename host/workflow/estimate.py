@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,13 @@ from ...graph.fit.cfg_source import follow_cfg
 from ...graph.formats import PROMPT, WORKFLOW, Called, check_api, check_sent, is_ui
 from ...graph.prompt import Prompt
 from ...graph.settings import GPUS, THIS_MACHINE, check_choice, check_names, check_share, check_size
+from ...graph.switches import without_switches
 from ...graph.to_api import to_api
 from ...memory.prediction import Card, Forecast, forecast_numbers
 from ...memory.render import render_forecast
+from ...memory.units import format_bytes
+from ..catalogue.entries import PublicFile
+from ..core.device import GB
 from ..core.nodes import display_names, node_classes
 from ..prediction.stages import chosen_card, ram_total
 from .dry_run import DryRun
@@ -107,6 +111,7 @@ class WorkflowAnswer:
         unknown: one line per node that was not followed.
         complete: whether all that may take memory was followed.
         stages_followed: whether every text, sampling, encode and decode was: other nodes can only add to it.
+        absent: files that are not on this machine and were taken from the catalogue.
     """
 
     forecast: Forecast
@@ -114,11 +119,15 @@ class WorkflowAnswer:
     unknown: tuple[str, ...] = ()
     complete: bool = True
     stages_followed: bool = True
+    absent: tuple[PublicFile, ...] = ()
 
     @property
     def numbers(self) -> dict[str, Any]:
         """For programs, as JSON takes it; sizes in GB of 2^30 bytes."""
-        return forecast_numbers(self.forecast, self.unknown, self.complete)
+        return {
+            **forecast_numbers(self.forecast, self.unknown, self.complete),
+            "absent": list(map(_absent, self.absent)),
+        }
 
     @property
     def text(self) -> str:
@@ -146,15 +155,30 @@ def estimate_workflow(
     Raises:
         ValueError: there is nothing in it to predict.
     """
-    run = DryRun(_without_writing(follow_cfg(workflow)), card, ours=ours or {}).run()
+    run = DryRun(without_switches(_without_writing(follow_cfg(workflow))), card, ours=ours or {}).run()
     unknown = tuple(f"node {number}: {why}" for number, why in run.unknown.items())
     if not run.stages:
         reasons = "; ".join(unknown) or "no sampler, no VAE, no text"
         raise ValueError(f"nothing to predict in this workflow: {reasons}")
-    notes = tuple(dict.fromkeys([*run.notes, *(f"not followed: {line}" for line in unknown)]))
+    notes = tuple(
+        dict.fromkeys([*_from_the_catalogue(run), *run.notes, *(f"not followed: {line}" for line in unknown)])
+    )
     if not run.complete:
         notes = (INCOMPLETE, *notes)
-    return WorkflowAnswer(run.forecast(limit, ram), notes, unknown, run.complete, run.stages_followed)
+    absent = tuple(run.absent.used.values())
+    return WorkflowAnswer(run.forecast(limit, ram), notes, unknown, run.complete, run.stages_followed, absent)
+
+
+def _absent(file: PublicFile) -> dict[str, Any]:
+    return {"name": file.name, "folder": file.folder, "gb": file.nbytes / GB, "confirmed": file.confirmed}
+
+
+def _from_the_catalogue(run: DryRun) -> Iterator[str]:
+    """The files that are not on this machine and were taken from the catalogue, with what to download to where."""
+    for file in run.absent.used.values():
+        doubt = "" if file.confirmed else "; no published size confirms the entry"
+        size = format_bytes(file.nbytes)
+        yield f"{file.name} ({size}, models/{file.folder}) is not there: from the catalogue, not from your file{doubt}"
 
 
 def estimate_beside(workflow: Prompt, terms: Terms) -> WorkflowAnswer:

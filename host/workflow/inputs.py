@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -13,6 +14,7 @@ from torch import Tensor
 from ...graph.formats import as_number, shortened
 from ...graph.to_api import entries_of
 from ..core.given import NotTaken, check_given, is_conditioning, is_latent, out_of_range
+from ..vae.settings import VAESettings
 
 Given = TypeVar("Given")
 
@@ -78,6 +80,10 @@ class Inputs(dict[str, Any]):
         """What a guider gave at ``guider``."""
         return self._of("guider", Guided, "guider")
 
+    def guidance(self) -> Guided:
+        """What guides a sampler that has the inputs itself."""
+        return Guided(self.model(), self.conditioning("positive"), self.conditioning("negative"), self.number("cfg"))
+
     def latent(self, name: str) -> dict[str, Any]:
         """A LATENT: a dictionary with the tensor ``samples``."""
         found: dict[str, Any] = self._of(name, dict, "latent")
@@ -135,3 +141,25 @@ class Inputs(dict[str, Any]):
         if not isinstance(value, kind):
             raise NotFollowed(f"{self.kind}: {name} gets no {called}")
         return value
+
+
+def vae_settings(kind: str, widgets: Mapping[str, Any]) -> VAESettings:
+    """The settings of a low-memory VAE, from the widgets of its node.
+
+    Raises:
+        NotFollowed: names or values that it does not have.
+        ValueError: settings that make no sense.
+    """
+    with of_the_workflow(kind):
+        settings = VAESettings(**widgets)
+        settings.check()
+        return settings
+
+
+@contextmanager
+def of_the_workflow(kind: str) -> Iterator[None]:
+    """Around what is made of the widgets of a workflow alone: names and values that it should not have are its own."""
+    try:
+        yield
+    except (TypeError, ArithmeticError) as error:
+        raise NotFollowed(f"{kind}: {error}") from error

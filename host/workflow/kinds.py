@@ -17,19 +17,22 @@ SAME = {
     ESTIMATE: ("samples",), TRAINING_ESTIMATE: ("model",), COMPARE: (), "SaveLoRA": (), "LossGraphNode": (),
     "LoraModelLoader": ("model",), "HeadroomLocalAttention": ("model",), "PreviewAny": (),
     "SaveImage": (), "PreviewImage": (), "SaveLatent": (),
-    "SaveAnimatedWEBP": (), "SaveAnimatedPNG": (), "SaveWEBM": (), "SaveVideo": (), "CreateVideo": (), "Note": (),
+    "SaveAnimatedWEBP": (), "SaveAnimatedPNG": (), "SaveWEBM": (), "SaveVideo": (), "SaveImageAdvanced": (),
+    "ImageCompare": (), "CreateVideo": (), "Note": (),
     "MarkdownNote": (),
 }  # fmt: skip
 # Settings of a sampler, which no memory depends on.
 SETTINGS = (
     "KSamplerSelect", "BasicScheduler", "KarrasScheduler", "ExponentialScheduler", "SDTurboScheduler",
     "BetaSamplingScheduler", "LTXVScheduler", "Flux2Scheduler", "ManualSigmas", "SplitSigmas", "FlipSigmas",
-    "RandomNoise", "DisableNoise",
+    "RandomNoise", "DisableNoise", "SamplerEulerAncestral", "SamplerLCM",
 )  # fmt: skip
 TEXT = (
     "CLIPTextEncode", "CLIPTextEncodeFlux", "CLIPTextEncodeSDXL", "CLIPTextEncodeSDXLRefiner", "CLIPTextEncodeSD3",
     "CLIPTextEncodeHiDream", "CLIPTextEncodeHunyuanDiT", "CLIPTextEncodeLumina2", "TextEncodeQwenImageEdit",
+    "TextEncodeQwenImageEditPlus",
 )  # fmt: skip
+PICTURE = "LoadImage"
 # Nodes that are run as they are: they make, cut and describe tensors, and patch models.
 PLAIN = (
     "EmptyLatentImage", "EmptySD3LatentImage", "EmptyFlux2LatentImage", "EmptyHunyuanLatentVideo",
@@ -41,24 +44,37 @@ PLAIN = (
     "ConditioningSetTimestepRange", "LTXVConditioning", "ModelSamplingFlux", "ModelSamplingSD3",
     "ModelSamplingAuraFlow", "ModelSamplingDiscrete", "ModelSamplingContinuousEDM", "ModelSamplingLTXV",
     "PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveBoolean", "HeadroomAttention",
-    "HeadroomOffload", "HeadroomTraining", "HeadroomCast", "HeadroomCastCLIP",
+    "HeadroomOffload", "HeadroomTraining", "HeadroomCast", "HeadroomCastCLIP", "PrimitiveStringMultiline",
+    "StringConcatenate", "StringSubstring", "StringLength", "CaseConverter", "StringTrim", "StringReplace",
+    "RegexExtract", "RegexReplace", "JsonExtractString", "ComfyMathExpression", "ComfyNumberConvert", "CustomCombo",
+    "ResolutionSelector", "ComfySwitchNode", "ComfySoftSwitchNode", "GetImageSize", "ImageScaleToTotalPixels",
+    "ImageScaleToMaxDimension", "ResizeImageMaskNode", "ResizeImagesByLongerEdge", "FluxKontextImageScale",
+    "ImageFromBatch", "RepeatImageBatch", "ImageStitch", "ImagePadForOutpaint", "ImageCrop", "JoinImageWithAlpha",
+    "BatchImagesNode", "LTXVPreprocess", "CFGNorm", "CFGZeroStar", "DifferentialDiffusion", "ReferenceLatent",
+    "FluxKontextMultiReferenceLatentMethod",
+    "SetLatentNoiseMask", "TrimVideoLatent", "LatentCut", "LatentCutToBatch", "T5TokenizerOptions", "SetFirstSigma",
+)  # fmt: skip
+
+# Nodes that are run as they are, but for the VAE with which they encode pictures: what that takes is a stage.
+ENCODING = (
+    "InpaintModelConditioning", "InstructPixToPixConditioning", "WanImageToVideo", "WanFirstLastFrameToVideo",
+    "WanFunControlToVideo", "WanFunInpaintToVideo", "Wan22FunControlToVideo", "WanVaceToVideo", "WanCameraImageToVideo",
+    "Wan22ImageToVideoLatent", "HunyuanVideo15ImageToVideo", "HunyuanImageToVideo", "Kandinsky5ImageToVideo",
+    "LTXVImgToVideo", "CosmosImageToVideoLatent", "CosmosPredict2ImageToVideoLatent",
 )  # fmt: skip
 
 # Nodes that are not followed, and take no memory of a card to speak of: pictures, masks, sound, words, choices.
 NEUTRAL = (
-    "ImageInvert", "ImageCrop", "ImagePadForOutpaint", "ImageBlend", "ImageBlur", "ImageSharpen", "ImageQuantize",
-    "ImageCompositeMasked", "ImageFlip", "ImageRotate", "ImageStitch", "ImageFromBatch", "RepeatImageBatch",
-    "RebatchImages", "ImageScaleToTotalPixels", "ImageScaleToMaxDimension", "ResizeImageMaskNode", "GetImageSize",
-    "ImageToMask", "MaskToImage", "InvertMask", "SolidMask", "GrowMask", "CropMask", "MaskComposite", "FeatherMask",
-    "ThresholdMask", "MaskPreview", "LoadImageMask", "LoadImageOutput", "Canny", "SetLatentNoiseMask", "RebatchLatents",
-    "LatentComposite", "LatentCompositeMasked", "LatentAdd", "LatentSubtract", "LatentMultiply", "LatentInterpolate",
-    "LatentBlend", "LoadLatent", "ConditioningSetArea", "ConditioningSetAreaPercentage", "ConditioningSetAreaStrength",
-    "ConditioningSetMask", "ReferenceLatent", "LoadAudio", "SaveAudio", "SaveAudioMP3", "SaveAudioOpus", "PreviewAudio",
-    "LoadVideo", "GetVideoComponents", "StringConcatenate", "StringSubstring", "StringLength", "CaseConverter",
-    "StringTrim", "StringReplace", "PrimitiveStringMultiline", "ComfySwitchNode", "ComfyMathExpression",
+    "ImageInvert", "ImageBlend", "ImageBlur", "ImageSharpen", "ImageQuantize", "ImageCompositeMasked", "ImageFlip",
+    "ImageRotate", "RebatchImages", "ImageToMask", "MaskToImage", "InvertMask", "SolidMask", "GrowMask", "CropMask",
+    "MaskComposite", "FeatherMask", "ThresholdMask", "MaskPreview", "LoadImageMask", "LoadImageOutput", "Canny",
+    "RebatchLatents", "LatentComposite", "LatentCompositeMasked", "LatentAdd", "LatentSubtract", "LatentMultiply",
+    "LatentInterpolate", "LatentBlend", "LoadLatent", "ConditioningSetArea", "ConditioningSetAreaPercentage",
+    "ConditioningSetAreaStrength", "ConditioningSetMask", "LoadAudio", "SaveAudio", "SaveAudioMP3", "SaveAudioOpus",
+    "PreviewAudio", "LoadVideo", "GetVideoComponents",
 )  # fmt: skip
 
 
 def is_neutral(kind: str) -> bool:
     """Whether a node by itself takes no memory of a card. Ours decide what others take."""
-    return kind in (*SAME, *SETTINGS, *GUIDERS, *PLAIN, "LoadImage", *NEUTRAL) and not kind.startswith("Headroom")
+    return kind in (*SAME, *SETTINGS, *GUIDERS, *PLAIN, PICTURE, *NEUTRAL) and not kind.startswith("Headroom")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch.utils._pytree import tree_iter
 from .inputs import NotFollowed
 
 MOST_VALUES, MOST_FRAMES = 2**35, 2**20  # of a tensor that is followed: 128 GB in float32; a million frames
+
+SIDE = 1024  # of a picture that is not on this machine
+MISSING_SIZE = f"{SIDE} x {SIDE} px"
 
 
 def pixels_like(vae: Any, latent: Tensor) -> Tensor:
@@ -35,6 +39,36 @@ def latent_like(vae: Any, pixels: Tensor) -> Tensor:
     in_time = ratio[0] if isinstance(ratio, (tuple, list)) else 1
     cells = int(in_time(pixels.shape[0]) if callable(in_time) else max(1, pixels.shape[0] // in_time))
     return torch.empty(1, vae.latent_channels, cells, height, width)
+
+
+def missing_picture() -> tuple[Tensor, Tensor]:
+    """What the host's LoadImage gives, IMAGE (1, H, W, 3) and MASK, for a picture that is not on this machine."""
+    return torch.empty(1, SIDE, SIDE, 3), torch.empty(1, 64, 64)
+
+
+def sized(samples: Tensor, width: int, height: int) -> Tensor:
+    """Stands for the host's ``lanczos``, which works on data: (B, C, H, W) in another size."""
+    return samples.new_empty((*samples.shape[:2], height, width))
+
+
+class CountingVAE:
+    """A VAE for nodes that encode pictures within: it tells what it encodes, and gives latents without data.
+
+    Args:
+        vae: whose shapes they have; for all else it is asked.
+        encoded: gets the pixels (B, H, W, C) of each encode.
+    """
+
+    def __init__(self, vae: Any, encoded: Callable[[Tensor], None]) -> None:
+        self._vae, self._encoded = vae, encoded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._vae, name)
+
+    def encode(self, pixel_samples: Tensor) -> Tensor:
+        """As the VAE's."""
+        self._encoded(pixel_samples)
+        return latent_like(self._vae, pixel_samples)
 
 
 def of_this_world(kind: str, results: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ OF_THE_HOST = {"comfy", "comfy_api", "comfy_execution", "comfy_extras", "folder_
 # The rooms of host/, the lower first; those of one floor stand side by side.
 FLOORS = (
     {"core"},
-    {"measure", "chunks"},
+    {"measure", "chunks", "catalogue"},
     {"video"},
     {"sampling", "attention", "casting", "offload", "vae"},
     {"prediction"},

@@ -1,0 +1,108 @@
+"""The files of the catalogue: which there are, and the tensors in each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from .networks import TensorShapes, build, settings
+from .stored import WHOLE, Tensor, stored
+from .tokenizers import stand_in
+
+CATALOGUE = Path(__file__).with_name("catalogue.json")
+
+
+class PublicFile(NamedTuple):
+    """A public model file.
+
+    Attributes:
+        name: as it is published.
+        folder: of the host's models, in which it belongs.
+        parts: networks by the prefix of their tensors.
+        stored: how, see :func:`.stored.stored`.
+        stored_apart: of parts that are stored in another way, by their prefix.
+        kept: in the names of layers that a quantised file leaves in 16 bits.
+        more: tensors that no network of the host takes, by name.
+        markers: names of empty tensors that tell one model from another.
+        tokenizer: the tensor that holds one.
+        metadata: of its header; in ``config``, names of networks stand for their settings.
+        confirmed: whether the size that somebody publishes of it is that of these tensors.
+    """
+
+    name: str
+    folder: str
+    parts: Mapping[str, str]
+    stored: str
+    stored_apart: Mapping[str, str] = {}
+    kept: tuple[str, ...] = ()
+    more: Mapping[str, list[int]] = {}
+    markers: tuple[str, ...] = ()
+    tokenizer: str = ""
+    metadata: Mapping[str, Mapping[str, str]] = {}
+    confirmed: bool = False
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is in it.
+
+        Raises:
+            NoSuchNetwork: this host does not know the model.
+        """
+        networks = _catalogue()["networks"]
+        result: dict[str, Tensor] = {}
+        for prefix, network in self.parts.items():
+            way = self.stored_apart.get(prefix, self.stored)
+            found = stored({prefix + name: shape for name, shape in build(network, networks).items()}, way, self.kept)
+            result.update(found)
+        more: TensorShapes = {name: tuple(shape) for name, shape in self.more.items()}
+        result.update(stored(more, self.stored if self.stored in WHOLE else "bf16"))
+        markers: TensorShapes = {name: (0,) for name in self.markers}
+        result.update(stored(markers, "fp32"))
+        if self.tokenizer:
+            data = stand_in(self.tokenizer)
+            result[self.tokenizer] = Tensor((len(data),), torch.uint8, data)
+        return result
+
+    def header(self) -> dict[str, str]:
+        """Its metadata, as a safetensors header has them."""
+        networks = _catalogue()["networks"]
+        return {
+            key: json.dumps({part: settings(network, networks)["config"] for part, network in parts.items()})
+            for key, parts in self.metadata.items()
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Of its tensors.
+
+        Raises:
+            NoSuchNetwork: this host does not know the model.
+        """
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+
+def public_files() -> dict[str, PublicFile]:
+    """All files of the catalogue by their names."""
+    return {name: _file(name, entry) for name, entry in _catalogue()["files"].items()}
+
+
+def public_file(name: str) -> PublicFile | None:
+    """A file by its name, whatever folders are before it; None if the catalogue has none."""
+    plain = name.replace("\\", "/").rpartition("/")[2]
+    entry = _catalogue()["files"].get(plain)
+    return None if entry is None else _file(plain, entry)
+
+
+def _file(name: str, entry: dict[str, Any]) -> PublicFile:
+    given: dict[str, Any] = {key: tuple(value) if key in ("kept", "markers") else value for key, value in entry.items()}
+    return PublicFile(name, **given)
+
+
+@lru_cache(maxsize=1)
+def _catalogue() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(CATALOGUE.read_text(encoding="utf-8"))
+    return found

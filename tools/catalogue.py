@@ -1,0 +1,122 @@
+"""Compares the catalogue of public files with what ComfyUI's templates say that their downloads take.
+
+    python3 -m tools.catalogue COMFYUI [--write]
+
+Run it with the Python of that ComfyUI. The templates name files and a total for each template, no size for each file:
+an entry is confirmed if a total is met by it and the entries of all other files of that template.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+CATALOGUE = Path(__file__).resolve().parents[1] / "host" / "catalogue" / "catalogue.json"
+TEMPLATES = "comfyui_workflow_templates_json"
+NEAR = 0.01  # of a total
+GB = 2**30
+
+
+class Total(NamedTuple):
+    """What a template says of its downloads.
+
+    Attributes:
+        template: its name.
+        nbytes: of all its files.
+        files: their names.
+    """
+
+    template: str
+    nbytes: int
+    files: frozenset[str]
+
+
+def totals(folder: Path) -> Iterator[Total]:
+    """Of the templates in a folder that give one and name files."""
+    index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+    for entry in (one for category in index for one in category["templates"]):
+        workflow = folder / f"{entry['name']}.json"
+        if entry.get("size") and workflow.is_file():
+            files = frozenset(_files(json.loads(workflow.read_text(encoding="utf-8"))))
+            if files:
+                yield Total(entry["name"], entry["size"], files)
+
+
+def _files(graph: dict[str, Any]) -> Iterator[str]:
+    for node in graph.get("nodes", ()):
+        yield from (model["name"] for model in (node.get("properties") or {}).get("models") or ())
+    for inner in (graph.get("definitions") or {}).get("subgraphs") or ():
+        yield from _files(inner)
+
+
+def confirmed(found: Sequence[Total], sizes: dict[str, int]) -> set[str]:
+    """The files of totals that are met."""
+    return {
+        name
+        for total in found
+        if total.files <= sizes.keys() and abs(_sum(total, sizes) / total.nbytes - 1) <= NEAR
+        for name in total.files
+    }
+
+
+def _sum(total: Total, sizes: dict[str, int]) -> int:
+    return sum(sizes[name] for name in total.files)
+
+
+def _sizes(files: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    networks = importlib.import_module("headroom.host.catalogue.networks")
+    for name, file in files.items():
+        try:
+            yield name, file.nbytes
+        except networks.NoSuchNetwork as error:
+            print(f"{name}: {error}", file=sys.stderr)
+
+
+def write(names: set[str]) -> None:
+    """Marks the confirmed entries in the catalogue, and no others."""
+    lines = []
+    for line in CATALOGUE.read_text(encoding="utf-8").splitlines():
+        name, _, rest = line.strip().partition(": ")
+        if '"stored"' in line:
+            entry = json.loads(rest.rstrip(","))
+            entry.pop("confirmed", None)
+            if json.loads(name) in names:
+                entry["confirmed"] = True
+            line = f"    {name}: {json.dumps(entry)}{',' if line.endswith(',') else ''}"
+        lines.append(line)
+    CATALOGUE.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Prints the comparison."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("comfyui", type=Path, help="ComfyUI's folder")
+    parser.add_argument("--write", action="store_true", help="mark the confirmed entries in the catalogue")
+    options = parser.parse_args(arguments)
+    spec = importlib.util.find_spec(TEMPLATES)
+    if spec is None or spec.origin is None:
+        parser.error(f"{TEMPLATES} is not installed")
+    importlib.import_module("cli.host").enter(options.comfyui, extras=False)
+    entries = importlib.import_module("headroom.host.catalogue.entries")
+    sizes = dict(_sizes(entries.public_files()))
+    found = list(totals(Path(spec.origin).parent / "templates"))
+    known = [total for total in found if total.files <= sizes.keys()]
+    for total in known:
+        apart = _sum(total, sizes) / total.nbytes - 1
+        print(f"{apart:+8.1%}  {_sum(total, sizes) / GB:7.2f} of {total.nbytes / GB:7.2f} GB  {total.template}")
+    met = confirmed(known, sizes)
+    near = sum(abs(_sum(total, sizes) / total.nbytes - 1) <= NEAR for total in known)
+    print(f"{near} of {len(known)} totals met ({len(found)} given); {len(met)} of {len(sizes)} entries confirmed")
+    if options.write:
+        write(met)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
