@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -96,30 +96,33 @@ class Absent:
     """Files that are not on this machine, and that the catalogue of public files knows.
 
     Attributes:
-        used: those that were loaded from the catalogue, by their names.
+        used: those that a loader asked for, by the paths that it got.
     """
 
     def __init__(self) -> None:
-        self.used: dict[str, PublicFile] = {}
+        self.used: dict[Path, PublicFile] = {}
 
-    def finder(self, find: Callable[[str, str], str | None]) -> Callable[[str, str], str | None]:
-        """Stands for the host's ``get_full_path``: of a public file that is not there, it gives a path all the same."""
+    @contextmanager
+    def finding(self) -> Iterator[None]:
+        """Within it, the host finds a path for a public file that is not there, too."""
+        find = folder_paths.get_full_path
 
         def get_full_path(folder_name: str, filename: str) -> str | None:
             found = find(folder_name, filename)
             file = public_file(filename) if found is None else None
-            if file is None:
+            if file is None or file.folder != folder_name:
                 return found
-            path = str(Path(folder_name) / filename)
+            path = Path(folder_name) / filename
             self.used[path] = file
-            return path
+            return str(path)
 
-        return get_full_path
+        with replaced(folder_paths, "get_full_path", get_full_path):
+            yield
 
-    def load(self, path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         """A file's tensors without data and its metadata: the one that is there always goes before the catalogue's."""
         file = self.used.get(path)
-        return fake_state_dict(Path(path)) if file is None else public_state_dict(file)
+        return fake_state_dict(path) if file is None else public_state_dict(file)
 
 
 @contextmanager
@@ -127,12 +130,12 @@ def loading_headers(mode: FakeTensorMode, card: Card, absent: Absent | None = No
     """Within it, the host's loaders make models without data, as they would on a machine with this card.
 
     Args:
-        absent: takes note of files that are not there, and come from the catalogue.
+        absent: takes note of files that are not there, and come from the catalogue; None: they are missing.
     """
-    absent = Absent() if absent is None else absent
+    load = fake_state_dict if absent is None else absent.load
 
     def load_torch_file(ckpt: str, *_: Any, return_metadata: bool = False, **__: Any) -> Any:
-        tensors, metadata = absent.load(str(ckpt))
+        tensors, metadata = load(Path(ckpt))
         return (tensors, metadata) if return_metadata else tensors
 
     answers = {
@@ -141,7 +144,7 @@ def loading_headers(mode: FakeTensorMode, card: Card, absent: Absent | None = No
         "load_models_gpu": lambda *_, **__: None,
     }
     loader = replaced(comfy.utils, "load_torch_file", load_torch_file)
-    finder = replaced(folder_paths, "get_full_path", absent.finder(folder_paths.get_full_path))
+    finder = absent.finding() if absent is not None else nullcontext()
     with answering(answers), loader, finder, _older_forms(), mode, replaced(nn.Module, "_apply", apply_by_exchange):
         yield
 

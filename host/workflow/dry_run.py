@@ -49,9 +49,9 @@ from ..training.without_data import Training
 from ..vae.wrapper import LowMemoryVAE, low_memory_vae
 from .calling import Nodes, Outputs, first_line, outputs
 from .inputs import Guided, Inputs, NotFollowed, of_the_workflow, vae_settings
-from .kinds import ENCODING, LOADERS, PICTURE, PLAIN, SAME, SETTINGS, TEXT, is_neutral
+from .kinds import ENCODING, LOADERS, PICTURE, PLAIN, SAME, SETTINGS, SIZE, TEXT, is_neutral
 from .packed import GGUF_LOADERS, tell_of_gguf
-from .shapes import MISSING_SIZE, CountingVAE, latent_like, missing_picture, of_this_world, pixels_like, sized
+from .shapes import MISSING_SIZE, CountingVAE, latent_like, missing_picture, of_this_world, pixels_like, size_of, sized
 
 NOTHING = (None,) * 8  # outputs that are words and charts
 # What following a node raises where its model, its file or its settings are the reason. Any other error is a fault of
@@ -166,6 +166,7 @@ class DryRun:
         yield (VAE,), _wrap
         yield (FIT,), self._fit
         yield (PICTURE,), self._read
+        yield (SIZE,), size_of
         yield (*PLAIN, *ENCODING), self._run_plainly
 
     def _load(self, kind: str, inputs: Inputs) -> Outputs:

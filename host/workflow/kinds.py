@@ -32,7 +32,7 @@ TEXT = (
     "CLIPTextEncodeHiDream", "CLIPTextEncodeHunyuanDiT", "CLIPTextEncodeLumina2", "TextEncodeQwenImageEdit",
     "TextEncodeQwenImageEditPlus",
 )  # fmt: skip
-PICTURE = "LoadImage"
+PICTURE, SIZE = "LoadImage", "GetImageSize"
 # Nodes that are run as they are: they make, cut and describe tensors, and patch models.
 PLAIN = (
     "EmptyLatentImage", "EmptySD3LatentImage", "EmptyFlux2LatentImage", "EmptyHunyuanLatentVideo",
@@ -47,7 +47,7 @@ PLAIN = (
     "HeadroomOffload", "HeadroomTraining", "HeadroomCast", "HeadroomCastCLIP", "PrimitiveStringMultiline",
     "StringConcatenate", "StringSubstring", "StringLength", "CaseConverter", "StringTrim", "StringReplace",
     "RegexExtract", "RegexReplace", "JsonExtractString", "ComfyMathExpression", "ComfyNumberConvert", "CustomCombo",
-    "ResolutionSelector", "ComfySwitchNode", "ComfySoftSwitchNode", "GetImageSize", "ImageScaleToTotalPixels",
+    "ResolutionSelector", "ComfySwitchNode", "ComfySoftSwitchNode", "ImageScaleToTotalPixels",
     "ImageScaleToMaxDimension", "ResizeImageMaskNode", "ResizeImagesByLongerEdge", "FluxKontextImageScale",
     "ImageFromBatch", "RepeatImageBatch", "ImageStitch", "ImagePadForOutpaint", "ImageCrop", "JoinImageWithAlpha",
     "BatchImagesNode", "LTXVPreprocess", "CFGNorm", "CFGZeroStar", "DifferentialDiffusion", "ReferenceLatent",
@@ -77,4 +77,4 @@ NEUTRAL = (
 
 def is_neutral(kind: str) -> bool:
     """Whether a node by itself takes no memory of a card. Ours decide what others take."""
-    return kind in (*SAME, *SETTINGS, *GUIDERS, *PLAIN, PICTURE, *NEUTRAL) and not kind.startswith("Headroom")
+    return kind in (*SAME, *SETTINGS, *GUIDERS, *PLAIN, PICTURE, SIZE, *NEUTRAL) and not kind.startswith("Headroom")

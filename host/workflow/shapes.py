@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_iter
 
-from .inputs import NotFollowed
+from .inputs import Inputs, NotFollowed
 
 MOST_VALUES, MOST_FRAMES = 2**35, 2**20  # of a tensor that is followed: 128 GB in float32; a million frames
 
@@ -39,6 +39,14 @@ def latent_like(vae: Any, pixels: Tensor) -> Tensor:
     in_time = ratio[0] if isinstance(ratio, (tuple, list)) else 1
     cells = int(in_time(pixels.shape[0]) if callable(in_time) else max(1, pixels.shape[0] // in_time))
     return torch.empty(1, vae.latent_channels, cells, height, width)
+
+
+def size_of(kind: str, inputs: Inputs) -> tuple[int, int, int]:
+    """What the host's GetImageSize gives: width, height, how many. The host's own writes to its face as well."""
+    image = inputs["image"]
+    if not isinstance(image, Tensor) or image.ndim != 4:
+        raise NotFollowed(f"{kind}: image gets no picture")
+    return image.shape[2], image.shape[1], image.shape[0]
 
 
 def missing_picture() -> tuple[Tensor, Tensor]:

@@ -158,6 +158,11 @@ class TestEstimate:
         assert not found.complete
         assert any(FLUX[0] in line for line in found.unknown)
 
+    def test_a_file_of_another_kind_stays_missing(self, empty: Path) -> None:
+        found = answer(flux(model="sd_xl_base_1.0.safetensors"))
+        assert not found.complete
+        assert "sd_xl_base_1.0.safetensors" not in [file.name for file in found.absent]
+
     def test_a_file_that_nobody_knows_stays_missing(self, empty: Path) -> None:
         found = answer(flux(model="my_own_model.safetensors"))
         assert not found.complete
@@ -185,8 +190,9 @@ class TestEstimate:
             "16": node("ComfySwitchNode", switch=["14", 0], on_true=["1", 0], on_false=["15", 0]),
             "17": node("VAEEncode", pixels=["13", 0], vae=["3", 0]),
             "18": node("ReferenceLatent", conditioning=["4", 0], latent=["17", 0]),
+            "19": node("GetImageSize", image=["13", 0]),
         }
-        workflow["5"]["inputs"] |= {"width": ["10", 1], "height": ["10", 1]}
+        workflow["5"]["inputs"] |= {"width": ["10", 1], "height": ["19", 1]}
         workflow["4"]["inputs"]["text"] = ["11", 0]
         workflow["6"]["inputs"]["model"] = ["16", 0]
         if VERSION >= (0, 27, 0):
