@@ -42,6 +42,7 @@ def predict_encoding(
     encode: Callable[[Any], Any],
     mode: FakeTensorMode | None = None,
     workspaces: Workspaces = DOCUMENTED,
+    given: Any = (),
 ) -> tuple[Prediction, Any]:
     """Predicts what ``encode`` takes, and gives its result without data.
 
@@ -50,6 +51,7 @@ def predict_encoding(
         card: where it would run.
         encode: gets a CLIP without data.
         mode: what its result is faked in.
+        given: pictures without data, in any structure, that are there before and are not counted.
 
     Raises:
         CannotPredict: the text encoder looks at its data.
@@ -70,5 +72,5 @@ def predict_encoding(
                 results.append(encode(stand_in))
 
         weights = [*stand_in.cond_stage_model.parameters(), *stand_in.cond_stage_model.buffers()]
-        found = predict(mode, card, weights, run, workspaces)
+        found = predict(mode, card, weights, run, workspaces, given=given)
     return found, results[0]

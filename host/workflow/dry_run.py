@@ -180,8 +180,9 @@ class DryRun:
         clip = inputs.clip()
         with self._encodes_counted(inputs) as counted:
             encode = self.nodes.prepared(kind, counted)
+            spaces, given = workspaces_for(self.card), list(inputs.values())
             prediction, results = predict_encoding(
-                clip, self.card, lambda one: outputs(kind, encode(clip=one)), self.mode, workspaces_for(self.card)
+                clip, self.card, lambda one: outputs(kind, encode(clip=one)), self.mode, spaces, given
             )
         weights = int(clip.patcher.model_size())
         least = least_weights(clip.patcher, 0)

@@ -3,7 +3,9 @@
 import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import comfy.model_management
@@ -22,7 +24,7 @@ from headroom.host.offload.block_offload import apply_offload
 from headroom.host.prediction.header_loading import loading_headers
 from headroom.host.prediction.stages import Question, chosen_card, estimate
 from headroom.host.prediction.step import Step, predict_step
-from headroom.host.prediction.text import PROMPT, predict_text
+from headroom.host.prediction.text import PROMPT, predict_encoding, predict_text
 from headroom.host.prediction.vae import Coding, predict_coding
 from headroom.host.sampling.conditioning import usual_conditioning
 from headroom.host.vae.settings import VAESettings
@@ -35,6 +37,7 @@ from headroom.memory.prediction import (
     Prediction,
     Verdict,
     fake_mode,
+    fake_tree,
     named_card,
 )
 from headroom.memory.render import render_forecast
@@ -295,6 +298,44 @@ def test_a_text_encoder() -> None:
     load(clip.patcher)
     prediction = predict_text(clip, this_cpu())
     assert off_by(prediction, lambda: clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT))) <= 0.02
+
+
+@pytest.fixture
+def qwen(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Qwen-Image's text encoder, ComfyUI's own with two narrow layers of each kind."""
+    llama, vision = map(importlib.import_module, ("comfy.text_encoders.llama", "comfy.text_encoders.qwen_vl"))
+    narrow = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 2, "num_key_value_heads": 1}
+    monkeypatch.setattr(llama, "Qwen25_7BVLI_Config", partial(llama.Qwen25_7BVLI_Config, num_hidden_layers=2, **narrow))
+    seen = {"hidden_size": 128, "num_heads": 2, "intermediate_size": 256, "num_layers": 2}
+    tower = vision.Qwen2VLVisionTransformer
+    monkeypatch.setattr(vision, "Qwen2VLVisionTransformer", lambda **given: tower(**{**given, **seen}))
+    encoder = importlib.import_module("comfy.text_encoders.qwen_image")
+    clip = comfy.sd.CLIP(SimpleNamespace(params={}, clip=encoder.te(), tokenizer=encoder.QwenImageTokenizer))
+    generator = torch.Generator().manual_seed(0)
+    for weight in clip.cond_stage_model.parameters():
+        weight.data.normal_(std=0.02, generator=generator)
+    load(clip.patcher)
+    return clip
+
+
+@pytest.mark.parametrize(
+    "sides", [(), ((224, 224),), ((196, 308), (252, 140))], ids=["text", "picture", "two odd ones"]
+)
+def test_a_text_encoder_that_asks_about_its_mask_and_looks_at_pictures(qwen: Any, sides: tuple[Any, ...]) -> None:
+    generator = torch.Generator().manual_seed(1)
+    pictures = [torch.rand(1, *side, 3, generator=generator) for side in sides]
+    text = "Picture: <|vision_start|><|image_pad|><|vision_end|> " * len(pictures) + PROMPT
+    tokens, mode = qwen.tokenize(text, images=pictures), fake_mode()
+    with mode:
+        fakes = fake_tree(pictures)
+    asked = qwen.tokenize(text, images=fakes)
+    prediction, result = predict_encoding(
+        qwen, this_cpu(), lambda one: one.encode_from_tokens_scheduled(asked), mode, given=fakes
+    )
+    assert off_by(prediction, lambda: qwen.encode_from_tokens_scheduled(tokens)) <= 0.02
+    (expected, options), (found, also) = qwen.encode_from_tokens_scheduled(tokens)[0], result[0]
+    assert found.shape == expected.shape
+    assert also.keys() == options.keys()
 
 
 class TestAnswers:
