@@ -77,8 +77,11 @@ class KnownIntegers:
             return self._numbers[one] if isinstance(one, Tensor) else one
 
         here = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
-        with _without_modes():
-            return func(*tree_map(known, args), **tree_map(known, here))
+        try:
+            with _without_modes():
+                return func(*tree_map(known, args), **tree_map(known, here))
+        except RuntimeError:  # what a CPU does not compute is not known
+            return None
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Writes into the numbers, too, whose views are views of each other as well; what is written and not known is
@@ -96,7 +99,12 @@ def _may_be_known(result: Any) -> bool:
 
 
 def _data(tensor: Tensor) -> Tensor | None:
-    return tensor.constant if isinstance(tensor, FakeTensor) else tensor
+    """What a tensor was made of, on the CPU, where all is computed: on a machine with the card it may be there."""
+    numbers = tensor.constant if isinstance(tensor, FakeTensor) else tensor
+    if numbers is None or numbers.device.type == "cpu":
+        return numbers
+    with _without_modes():
+        return numbers.cpu()
 
 
 @contextmanager
