@@ -96,10 +96,12 @@ class Absent:
     """Files that are not on this machine, and that the catalogue of public files knows.
 
     Attributes:
-        used: those that a loader asked for, by the paths that it got.
+        asked: those that a loader asked for, by the paths that it got.
+        used: those of them that were loaded: this host may not know the model of another.
     """
 
     def __init__(self) -> None:
+        self.asked: dict[Path, PublicFile] = {}
         self.used: dict[Path, PublicFile] = {}
 
     @contextmanager
@@ -113,7 +115,7 @@ class Absent:
             if file is None or file.folder != folder_name:
                 return found
             path = Path(folder_name) / filename
-            self.used[path] = file
+            self.asked[path] = file
             return str(path)
 
         with replaced(folder_paths, "get_full_path", get_full_path):
@@ -121,8 +123,12 @@ class Absent:
 
     def load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         """A file's tensors without data and its metadata: the one that is there always goes before the catalogue's."""
-        file = self.used.get(path)
-        return fake_state_dict(path) if file is None else public_state_dict(file)
+        file = self.asked.get(path)
+        if file is None:
+            return fake_state_dict(path)
+        found = public_state_dict(file)
+        self.used[path] = file
+        return found
 
 
 @contextmanager

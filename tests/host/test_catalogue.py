@@ -13,7 +13,7 @@ import torch
 
 import nodes
 from headroom.host.catalogue.entries import PublicFile, public_file, public_files
-from headroom.host.catalogue.networks import NoSuchNetwork
+from headroom.host.catalogue.networks import NoSuchNetwork, build
 from headroom.host.prediction.header_loading import public_state_dict
 from headroom.host.workflow.estimate import WorkflowAnswer, estimate_workflow
 from headroom.memory.prediction import fake_mode, named_card
@@ -123,6 +123,10 @@ def peak_of(found: WorkflowAnswer, work: str) -> int:
     return next(stage.prediction.activations for stage in found.forecast.stages if stage.work == work)
 
 
+def lacking(name: str) -> None:
+    raise NoSuchNetwork(f"this ComfyUI has no {name}")
+
+
 class TestEstimate:
     def test_a_workflow_is_predicted_before_anything_is_downloaded(self, empty: Path) -> None:
         found = answer(flux())
@@ -157,6 +161,15 @@ class TestEstimate:
         found = answer(flux())
         assert not found.complete
         assert any(FLUX[0] in line for line in found.unknown)
+
+    def test_a_model_that_comfyui_does_not_know_is_said(self, empty: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As in an older ComfyUI: the catalogue has the file, and the host no class for it."""
+        path = "headroom.host.catalogue.entries.build"
+        monkeypatch.setattr(path, lambda name, networks: lacking(name) if name == "flux" else build(name, networks))
+        found = answer(flux())
+        assert not found.complete
+        assert FLUX[0] not in [file.name for file in found.absent]
+        assert any(f"{FLUX[0]}: this ComfyUI has no flux" in line for line in found.unknown)
 
     def test_a_file_of_another_kind_stays_missing(self, empty: Path) -> None:
         found = answer(flux(model="sd_xl_base_1.0.safetensors"))
