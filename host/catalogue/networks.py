@@ -54,7 +54,7 @@ def _shapes(path: str, given: str) -> TensorShapes:
     module, _, name = path.rpartition(".")
     try:
         made = getattr(importlib.import_module(module), name)
-        arguments = _arguments(made, json.loads(given))
+        made, arguments = _arguments(made, json.loads(given))
         with unset_fake_temporarily(), torch.device("meta"):
             network = made(**arguments)
     except (ImportError, AttributeError, TypeError, ValueError, KeyError, RuntimeError) as error:
@@ -62,18 +62,22 @@ def _shapes(path: str, given: str) -> TensorShapes:
     return {key: tuple(value.shape) for key, value in network.state_dict().items()}
 
 
-def _arguments(made: type, given: dict[str, Any]) -> dict[str, Any]:
+def _arguments(made: type, given: dict[str, Any]) -> tuple[type, dict[str, Any]]:
+    """The class, and what it is built with. A setting that it has for all its objects is one of a class of its own."""
     known = set(inspect.signature(made).parameters)
     if known <= {"image_model", "args", "kwargs"}:  # it hands all on to the class that it is made from
         known |= set(inspect.signature(made.__mro__[1]).parameters)
+    own = {name: value for name, value in given.items() if name not in known and hasattr(made, name)}
     layers = getattr(comfy.ops, "disable_weight_init", None)  # as they are, without numbers in them
     blank = {"device": "meta", "dtype": torch.float16, "operations": layers, "ops": layers}
     result = {name: value for name, value in blank.items() if name in known}
     for name, value in given.items():
+        if name in own:
+            continue
         result[name] = _read(value) if name == "config_dict" else value
         if name.endswith("_dtype"):
             result[name] = getattr(torch, value)
-    return result
+    return type(made.__name__, (made,), own) if own else made, result
 
 
 def _read(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,4 +108,14 @@ def _open_clip(shapes: TensorShapes) -> TensorShapes:
     return result
 
 
-SPELLINGS: dict[str, Callable[[TensorShapes], TensorShapes]] = {"open_clip": _open_clip}
+def _qwen3_vl(shapes: TensorShapes) -> TensorShapes:
+    """Qwen3-VL under the names of its publishers, which the host's loaders take."""
+    names = {"model.lm_head.": "lm_head.", "model.": "model.language_model.", "visual.": "model.visual."}
+    result: TensorShapes = {}
+    for key, shape in shapes.items():
+        before = next(one for one in names if key.startswith(one))
+        result[names[before] + key.removeprefix(before)] = shape
+    return result
+
+
+SPELLINGS: dict[str, Callable[[TensorShapes], TensorShapes]] = {"open_clip": _open_clip, "qwen3_vl": _qwen3_vl}
