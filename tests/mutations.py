@@ -1567,7 +1567,66 @@ PLANNING = (
 
 WORKFLOWS = (
     *_of(
-        "host/workflow/shapes.py",
+        "host/following/sampling.py",
+        f"host/test_workflow_files.py {ESTIMATE}",
+        (
+            "estimate: the card of Make It Fit ignored",
+            "card = found.card if not asked.vram_gb else replace(found.card, total=int(asked.vram_gb * GB))",
+            "card = found.card",
+        ),
+        (
+            "estimate: a guider without cfg guides",
+            'inputs.number("cfg") if asked.guided else 1.0)',
+            'inputs.number("cfg") if asked.guided else 8.0)',
+        ),
+    ),
+    *_of(
+        "host/following/findings.py",
+        f"host/test_workflow_files.py {ESTIMATE}",
+        (
+            "estimate: of equal stages the smallest counts",
+            "max(stage, other, key=lambda one: one.peak)",
+            "min(stage, other, key=lambda one: one.peak)",
+        ),
+    ),
+    *_of(
+        "host/following/files.py",
+        "host/test_following.py",
+        (
+            "dry run: a start before zero is taken for the video's beginning",
+            "start = max(0.0, length + start) if start < 0 else start",
+            "start = max(0.0, start)",
+        ),
+    ),
+    *_of(
+        "host/following/sampling.py",
+        "host/test_following.py",
+        (
+            "dry run: the nested style leaves the negative out",
+            'math.inf if inputs.get("style") == NESTED else cfg',
+            "cfg",
+        ),
+    ),
+    *_of(
+        "host/following/encoders.py",
+        "host/test_following.py",
+        (
+            "dry run: a text that is written is not told from one that is encoded",
+            'method="written", ',
+            "",
+        ),
+    ),
+    *_of(
+        "host/prediction/conditions.py",
+        "host/test_prediction.py",
+        (
+            "masks that hide nothing are unknown",
+            "one[MASK] = IdleMask(mask.shape, mask.dtype, mask.device)",
+            "one[MASK] = mask",
+        ),
+    ),
+    *_of(
+        "host/following/findings.py",
         f"host/test_workflow_files.py {ESTIMATE}",
         (
             "dry run: pictures that no machine holds are followed",
@@ -1582,21 +1641,6 @@ WORKFLOWS = (
             "estimate: neutral nodes make it incomplete",
             "return not {kind for kind in kinds if not is_neutral(kind)}",
             "return not kinds",
-        ),
-        (
-            "estimate: of equal stages the smallest counts",
-            "max(stage, other, key=lambda one: one.peak)",
-            "min(stage, other, key=lambda one: one.peak)",
-        ),
-        (
-            "estimate: the card of Make It Fit ignored",
-            "card = self.card if not asked.vram_gb else replace(self.card, total=int(asked.vram_gb * GB))",
-            "card = self.card",
-        ),
-        (
-            "estimate: a guider without cfg guides",
-            'inputs.number("cfg") if asked.guided else 1.0)',
-            'inputs.number("cfg") if asked.guided else 8.0)',
         ),
     ),
     *_of(
@@ -1911,7 +1955,7 @@ WORKFLOWS = (
         ("json: numbers that are none are written", "allow_nan=False", "allow_nan=True"),
     ),
     *_of(
-        "host/workflow/kinds.py",
+        "host/following/kinds.py",
         ESTIMATE,
         (
             "estimate: our nodes taken for neutral ones",
@@ -1961,7 +2005,7 @@ WORKFLOWS = (
         ),
     ),
     *_of(
-        "host/workflow/shapes.py",
+        "host/following/coding.py",
         f"host/test_workflow_files.py {ESTIMATE}",
         (
             "a video decodes to as many frames as it has cells",

@@ -5,12 +5,14 @@ CONDITIONING is the host's list of [text, options].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import comfy.sampler_helpers
+import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from ...memory.prediction import fake_tree
 
@@ -21,12 +23,37 @@ MASK = "attention_mask"  # of a text's tokens
 
 def fake_conditions(conditioning: Sequence[Any]) -> list[dict[str, Any]]:
     """Conditions as the host's sampler wants them, without data, and where they are: it is the host that brings them to
-    the card. Call it in a fake mode."""
+    the card. Masks that hide nothing are left to :func:`with_masks`. Call it in a fake mode."""
     kept = comfy.sampler_helpers.convert_cond(list(conditioning))
+    for one in kept:
+        mask = one.get(MASK)
+        if isinstance(mask, Tensor) and hides_nothing(mask):
+            one[MASK] = IdleMask(mask.shape, mask.dtype, mask.device)
     faked: list[dict[str, Any]] = fake_tree(
         [{key: value for key, value in one.items() if key not in LEFT_OUT} for one in kept]
     )
     return faked
+
+
+@dataclass(frozen=True)
+class IdleMask:
+    """A mask of a text that hides nothing, before it is made."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    def made(self) -> Tensor:
+        """Of ones, which whoever follows the work without data can count."""
+        return torch.ones(self.shape, dtype=self.dtype, device=self.device)
+
+
+def with_masks(conditioning: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conditions of :func:`fake_conditions`, with the masks that hide nothing."""
+    return [
+        {key: value.made() if isinstance(value, IdleMask) else value for key, value in one.items()}
+        for one in conditioning
+    ]
 
 
 def fake_processed(conds: dict[str, list[dict[str, Any]]]) -> None:
@@ -41,7 +68,8 @@ def fake_processed(conds: dict[str, list[dict[str, Any]]]) -> None:
 
 def hides_nothing(mask: Tensor) -> bool:
     """A text that was encoded without data is taken to fill its mask: the host pads only what is encoded together."""
-    return isinstance(mask, FakeTensor) or bool((mask != 0).all())
+    with unset_fake_temporarily():
+        return isinstance(mask, FakeTensor) or bool((mask != 0).all())
 
 
 def has_idle_mask(conditioning: Sequence[Any]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import comfy.utils
 import folder_paths
 import torch
+from comfy import clip_vision
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -17,7 +18,7 @@ from ...memory.prediction import Card
 from ...offload.safetensors_header import NotAHeader, StoredTensor, read_header
 from ..catalogue.entries import PublicFile, public_file
 from ..catalogue.networks import NoSuchNetwork
-from .host_answers import answering, card_answers, free_memory_answer, replaced
+from .host_answers import answering, apply_by_exchange, card_answers, free_memory_answer, replaced
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -149,9 +150,10 @@ def loading_headers(mode: FakeTensorMode, card: Card, absent: Absent | None = No
         "get_free_memory": free_memory_answer(card),
         "load_models_gpu": lambda *_, **__: None,
     }
-    loader = replaced(comfy.utils, "load_torch_file", load_torch_file)
+    loader, of_vision = (replaced(owner, "load_torch_file", load_torch_file) for owner in (comfy.utils, clip_vision))
     finder = absent.finding() if absent is not None else nullcontext()
-    with answering(answers), loader, finder, _older_forms(), mode, replaced(nn.Module, "_apply", apply_by_exchange):
+    moving = replaced(nn.Module, "_apply", apply_by_exchange)
+    with answering(answers), loader, of_vision, finder, _older_forms(), mode, moving:
         yield
 
 
@@ -181,15 +183,3 @@ def _held(tensor: Tensor) -> Description:
     description: Description = tensor.as_subclass(Description)
     description.held = tensor.numpy()
     return description
-
-
-def apply_by_exchange(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
-    """``Module.to`` and its like: torch's own writes into the parameters, which those without data do not allow."""
-    for part in module.modules() if recurse else (module,):
-        for name, parameter in part._parameters.items():
-            if parameter is not None and (moved := function(data := parameter.data)) is not data:
-                part._parameters[name] = nn.Parameter(moved, requires_grad=False)
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[name] = function(buffer)
-    return module

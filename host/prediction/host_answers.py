@@ -12,7 +12,7 @@ from typing import Any
 
 import comfy.model_management as model_management
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...memory.accelerator import is_here
 from ...memory.prediction import Card, LiveBytes
@@ -147,3 +147,15 @@ def card_answers(card: Card) -> dict[str, Callable[..., Any]]:
 
 def _is_cpu(device: Any) -> bool:
     return getattr(device, "type", None) == "cpu"
+
+
+def apply_by_exchange(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """``Module.to`` and its like: torch's own writes into the parameters, which those without data do not allow."""
+    for part in module.modules() if recurse else (module,):
+        for name, parameter in part._parameters.items():
+            if parameter is not None and (moved := function(data := parameter.data)) is not data:
+                part._parameters[name] = nn.Parameter(moved, requires_grad=False)
+        for name, buffer in part._buffers.items():
+            if buffer is not None:
+                part._buffers[name] = function(buffer)
+    return module

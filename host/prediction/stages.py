@@ -23,10 +23,10 @@ from ..offload.budget import budget_of, least_weights
 from ..sampling.conditioning import usual_conditioning
 from ..vae.settings import VAESettings
 from ..vae.wrapper import LowMemoryVAE, low_memory_vae
+from .encoders import predict_text
 from .kept import coding_key, kept, step_key, text_key
 from .step import Step, predict_step, shape_in_model
 from .streamed import predict_to_file
-from .text import predict_text
 from .vae import Coding, CodingPrediction, predict_coding
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Question:
         cfg: 1: the negative is left out.
         decode: how the latent will be decoded; None: in one piece, or as the VAE's own settings say.
         together: guidance in one batch, even where the host would find no room for it.
+        middle: CONDITIONING of a second text that guides; None: there is none.
     """
 
     model: ModelPatcher
@@ -56,6 +57,7 @@ class Question:
     cfg: float = 8.0
     decode: Coding | None = None
     together: bool = False
+    middle: Sequence[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -177,7 +179,9 @@ def step_of(question: Question) -> Step:
     positive = usual_conditioning(question.model) if question.positive is None else question.positive
     negative = question.negative if question.negative is not None else positive
     latent, mask = first_part(question.latent["samples"]), question.latent.get("noise_mask")
-    return Step(question.model, latent, positive, negative, question.cfg, mask, question.together)
+    return Step(
+        question.model, latent, positive, negative, question.cfg, mask, question.together, question.middle or ()
+    )
 
 
 def least_of(model: ModelPatcher, slots: int) -> int:

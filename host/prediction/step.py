@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_management as model_management
+import comfy.sampler_helpers
 import comfy.samplers
 import comfy.utils
 import torch
@@ -37,8 +38,8 @@ from ..core.internals import find
 from ..core.wrapper_kinds import APPLY_MODEL, CALC_COND_BATCH, DIFFUSION_MODEL
 from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
-from .conditions import fake_conditions, fake_processed, has_idle_mask, without_idle_masks
-from .host_answers import answering, card_answers, free_memory_answer
+from .conditions import fake_conditions, fake_processed, has_idle_mask, with_masks, without_idle_masks
+from .host_answers import answering, apply_by_exchange, card_answers, free_memory_answer, replaced
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -65,6 +66,7 @@ class Step:
         cfg: 1 leaves the negative out, as in the host.
         mask: of the noise, if the latent has one.
         together: guidance is computed in one batch, even where the host would find no room for it.
+        middle: CONDITIONING of a second text that guides.
     """
 
     model: ModelPatcher
@@ -74,6 +76,7 @@ class Step:
     cfg: float = 8.0
     mask: Tensor | None = None
     together: bool = False
+    middle: Sequence[Any] = ()
 
 
 def predict_step(step: Step, card: Card, workspaces: Workspaces = DOCUMENTED) -> Prediction:
@@ -108,12 +111,14 @@ def _with_or_without_masks(step: Step, card: Card, workspaces: Workspaces, sigma
 
 def _predicted(step: Step, card: Card, workspaces: Workspaces, sigma: float | None) -> Prediction:
     mode = fake_mode()
-    with answering(card_answers(card)):
+    # Some models move a layer while they run, which torch does in a way that tensors without data do not allow.
+    with answering(card_answers(card)), replaced(nn.Module, "_apply", apply_by_exchange):
         stand_in = StandIn.of(step.model, mode, card)
         stand_in.sigma = sigma
         shape = shape_in_model(step.model, {"samples": step.latent})
         with mode:
-            conditions = {"positive": fake_conditions(step.positive), "negative": fake_conditions(step.negative)}
+            asked = {"positive": step.positive, "negative": step.negative, "middle": step.middle}
+            conditions = {name: fake_conditions(texts) for name, texts in asked.items() if texts or name != "middle"}
             run = stand_in.prepared(step, shape, conditions)
         weights = [*stand_in.model.parameters(), *stand_in.model.buffers()]
         stand_in.streamed = _streamed(step.model, shape, card)
@@ -165,6 +170,8 @@ class StandIn:
         """The step as a function of the tracker that follows it; ``shape`` is the latent's in the model."""
         card = self.card
         mask = None if step.mask is None else fake_tensor(step.mask, card.device)
+        if mask is not None:  # as the sampler makes it: of the latent's own shape
+            mask = comfy.sampler_helpers.prepare_mask(mask, shape, card.device).float()
 
         def run(tracker: LiveBytes) -> Any:
             tracker.modules = self.running
@@ -173,15 +180,16 @@ class StandIn:
             held = [torch.empty(shape, device=card.device) for _ in range(SAMPLER_LATENTS)]
             x = torch.empty(shape, device=card.device)
             with answering({"get_free_memory": free}):
-                conds = comfy.samplers.process_conds(
-                    self.model, held[0], conditions, card.device, held[1], mask, seed=0
-                )
+                texts = {name: with_masks(conditioning) for name, conditioning in conditions.items()}
+                conds = comfy.samplers.process_conds(self.model, held[0], texts, card.device, held[1], mask, seed=0)
                 fake_processed(conds)
                 sigma = torch.empty(x.shape[0], device=card.device)
                 options = self.options()
                 asked = [conds["positive"], conds["negative"]]
                 if step.cfg == 1.0 and not options.get("disable_cfg1_optimization"):
                     asked[1] = None
+                if "middle" in conds:
+                    asked.append(conds["middle"])
                 return comfy.samplers.calc_cond_batch(self.model, asked, x, sigma, options)
 
         return run
@@ -278,6 +286,8 @@ def _treats_blocks_alike(model: ModelPatcher) -> bool:
 def _without_idle_masks(step: Step) -> Step | None:
     """The step without masks of its texts that hide nothing, which some models (Lumina 2, Z-Image) look at and leave
     out; None where there is no such mask."""
-    if not has_idle_mask(step.positive) and not has_idle_mask(step.negative):
+    texts = step.positive, step.negative, step.middle
+    if not any(map(has_idle_mask, texts)):
         return None
-    return replace(step, positive=without_idle_masks(step.positive), negative=without_idle_masks(step.negative))
+    positive, negative, middle = map(without_idle_masks, texts)
+    return replace(step, positive=positive, negative=negative, middle=middle)

@@ -23,9 +23,8 @@ from ...training import BlockCost
 from ..core.internals import TESTED, find
 from ..core.wrapper_kinds import APPLY_MODEL
 from ..measure.wrappers import TRAINED
-from ..prediction.conditions import fake_conditions, fake_processed
-from ..prediction.header_loading import apply_by_exchange
-from ..prediction.host_answers import answering, replaced, seen_here
+from ..prediction.conditions import fake_conditions, fake_processed, with_masks
+from ..prediction.host_answers import answering, apply_by_exchange, replaced, seen_here
 from ..prediction.step import StandIn, shape_in_model
 from .budget import SIGMAS, RunningStep
 from .checkpointed import BehindCheckpoints, alone_in
@@ -231,7 +230,7 @@ def _run(asked: Training, shape: torch.Size, stand_in: StandIn, seen: _Seen, beh
     device = stand_in.card.device
     computed_in, count = _computed_in(asked), min(asked.settings.batch_size, len(asked.latents))
     latents, noise = (torch.empty((count, *shape[1:]), dtype=computed_in, device=device) for _ in range(2))
-    texts = _anew(fake_conditions(asked.positive))
+    texts = _anew(with_masks(fake_conditions(asked.positive)))
     texts = (texts * count)[:count]
     conds = comfy.samplers.process_conds(stand_in.model, noise, {"positive": texts}, device, latents, None, seed=0)
     fake_processed(conds)

@@ -15,10 +15,17 @@ from .families import Family
 CPU = torch.device("cpu")
 
 
-def one_call(model: Any, family: Family, shape: tuple[int, ...], cfg: float = 3.0) -> Callable[[], object]:
-    """What a sampler does for a step, with data, in the host's own functions."""
+def one_call(
+    model: Any, family: Family, shape: tuple[int, ...], cfg: float = 3.0, mask: Any = None, **more: Any
+) -> Callable[[], object]:
+    """What a sampler does for a step, with data, in the host's own functions.
+
+    Args:
+        mask: of the noise, as a LATENT has it.
+        more: CONDITIONING that guides too, by its name.
+    """
     comfy.model_management.load_models_gpu([model], memory_required=0, force_full_load=True)
-    text = {"positive": family.conditioning(1), "negative": family.conditioning(2)}
+    text = {"positive": family.conditioning(1), "negative": family.conditioning(2), **more}
     base = model.model
 
     def call() -> object:
@@ -26,11 +33,12 @@ def one_call(model: Any, family: Family, shape: tuple[int, ...], cfg: float = 3.
         conds = {name: comfy.sampler_helpers.convert_cond(one) for name, one in text.items()}
         held = [torch.zeros(shape) for _ in range(SAMPLER_LATENTS)]
         x = torch.zeros(shape)
-        conds = comfy.samplers.process_conds(base, held[0], conds, CPU, held[1], None, seed=0)
+        whole = None if mask is None else comfy.sampler_helpers.prepare_mask(mask, shape, CPU).float()
+        conds = comfy.samplers.process_conds(base, held[0], conds, CPU, held[1], whole, seed=0)
         options = dict(model.model_options)
         inner = dict(options.get("transformer_options", {}))
         options["transformer_options"] = inner | {"sample_sigmas": torch.tensor([1.0, 0.0])}
-        asked = [conds["positive"], None if cfg == 1.0 else conds["negative"]]
+        asked = [conds["positive"], None if cfg == 1.0 else conds["negative"], *(conds[name] for name in more)]
         return comfy.samplers.calc_cond_batch(base, asked, x, torch.full(shape[:1], 0.9), options)
 
     return call

@@ -17,11 +17,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 import nodes
+from headroom.host.following import sampling
+from headroom.host.following.calling import with_choices
+from headroom.host.following.kinds import NEUTRAL
 from headroom.host.prediction.header_loading import loading_headers
-from headroom.host.workflow import dry_run
-from headroom.host.workflow.calling import with_choices
 from headroom.host.workflow.dry_run import DryRun
-from headroom.host.workflow.kinds import NEUTRAL
 from headroom.memory.prediction import Forecast, Verdict, fake_mode, named_card
 from headroom.nodes import NODES
 from headroom.nodes.local_attention import HeadroomLocalAttention
@@ -310,7 +310,7 @@ def test_what_may_take_memory_and_is_not_followed_leaves_it_incomplete(kind: str
 
 
 @pytest.mark.usefixtures("models")
-@pytest.mark.parametrize("kind", ["ImageInvert", "ImageBlend"])
+@pytest.mark.parametrize("kind", ["RebatchImages", "LoadImageMask"])
 def test_what_takes_none_does_not(kind: str) -> None:
     run = DryRun(behind_the_decode(kind), named_card("sm86", 8.0)).run()
     assert run.unknown["20"] == f"{kind} is not known"
@@ -375,7 +375,7 @@ def test_a_fault_of_our_own_code_goes_up(error: type[Exception], monkeypatch: py
     def fail(*_: Any) -> None:
         raise error("a mistake")
 
-    monkeypatch.setattr(dry_run, "sampling_stage", fail)
+    monkeypatch.setattr(sampling, "sampling_stage", fail)
     with pytest.raises(error, match="a mistake"):
         DryRun(sd15(), named_card("sm86", 8.0)).run()
 

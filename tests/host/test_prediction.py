@@ -1,6 +1,7 @@
 """Predicted memory against what torch's own profiler sees of the same work with data."""
 
 import importlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -8,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import comfy.clip_vision
 import comfy.model_management
 import comfy.sd
 import comfy.utils
@@ -21,10 +23,10 @@ from headroom.benchmarks._harness import peak_bytes
 from headroom.host.attention.backend import apply_attention
 from headroom.host.casting.cast import CastSettings, cast_model
 from headroom.host.offload.block_offload import apply_offload
+from headroom.host.prediction.encoders import PROMPT, predict_encoding, predict_text, predict_vision
 from headroom.host.prediction.header_loading import loading_headers
 from headroom.host.prediction.stages import Question, chosen_card, estimate
 from headroom.host.prediction.step import Step, predict_step
-from headroom.host.prediction.text import PROMPT, predict_encoding, predict_text
 from headroom.host.prediction.vae import Coding, predict_coding
 from headroom.host.sampling.conditioning import usual_conditioning
 from headroom.host.vae.settings import VAESettings
@@ -133,6 +135,25 @@ class TestSteps:
         both, alone = (predict_step(step_of(model, family, latent, cfg), this_cpu()) for cfg in (3.0, 1.0))
         assert alone.activations < 0.7 * both.activations
         assert off_by(alone, one_call(model, family, tuple(latent.shape), 1.0)) <= 0.005
+
+    @pytest.mark.parametrize("name", ["sd15", "flux", "lumina2"])
+    def test_guidance_by_two_texts(self, name: str) -> None:
+        """OmniGen2 and HiDream-E1 edit pictures by it: three conditionings a step."""
+        family = FAMILIES[name]
+        model, latent, middle = family.load(), family.latent(192, 160), family.conditioning(3)
+        two = predict_step(step_of(model, family, latent), this_cpu())
+        three = predict_step(replace(step_of(model, family, latent), middle=middle), this_cpu())
+        assert three.activations > two.activations
+        assert off_by(three, one_call(model, family, tuple(latent.shape), middle=middle)) <= 0.02
+
+    @pytest.mark.parametrize("name", ["sd15", "ltxv", "wan21"])
+    def test_a_part_of_the_noise(self, name: str) -> None:
+        """LTX-Video takes a mask that says how noisy each frame is; before, its own broadcast ended the prediction."""
+        family = FAMILIES[name]
+        model, latent = family.load(), family.latent(192, 160)
+        mask = torch.ones(1, 1, *latent.shape[2:-2], 1, 1) if latent.ndim == 5 else torch.ones(1, 24, 20)
+        prediction = predict_step(replace(step_of(model, family, latent), mask=mask), this_cpu())
+        assert off_by(prediction, one_call(model, family, tuple(latent.shape), mask=mask)) <= 0.02
 
     def test_the_host_splits_guidance_where_memory_is_short(self) -> None:
         family = FAMILIES["sd15"]
@@ -298,6 +319,37 @@ def test_a_text_encoder() -> None:
     load(clip.patcher)
     prediction = predict_text(clip, this_cpu())
     assert off_by(prediction, lambda: clip.encode_from_tokens_scheduled(clip.tokenize(PROMPT))) <= 0.02
+
+
+NARROW = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4}
+
+
+def vision_model(kind: str) -> Any:
+    """One of ComfyUI's own that look at pictures, narrow."""
+    file = {"clip": "clip_vision_config_h.json", "siglip": "clip_vision_siglip_384.json"}[kind]
+    config = json.loads((Path(comfy.sd.__file__).parent / file).read_text())
+    vision = comfy.clip_vision.ClipVisionModel({**config, **NARROW, "projection_dim": 64})
+    generator = torch.Generator().manual_seed(0)
+    for weight in vision.model.parameters():
+        weight.data.normal_(std=0.02, generator=generator)
+    load(vision.patcher)
+    return vision
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@pytest.mark.parametrize(("shape", "crop"), [((1, 300, 200, 3), True), ((2, 224, 512, 3), False)])
+def test_what_looks_at_pictures(kind: str, shape: tuple[int, ...], crop: bool) -> None:
+    vision, picture, mode = vision_model(kind), torch.rand(shape), fake_mode()
+    with mode:
+        fake = fake_tree(picture)
+    prediction, found = predict_vision(
+        vision, this_cpu(), lambda one: one.encode_image(fake, crop=crop), mode, given=[fake]
+    )
+    assert off_by(prediction, lambda: vision.encode_image(picture, crop=crop)) <= 0.02
+    assert prediction.weights == vision.patcher.model_size()
+    expected = vision.encode_image(picture, crop=crop)
+    for name in ("last_hidden_state", "penultimate_hidden_states", "image_embeds"):
+        assert found[name].shape == expected[name].shape
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ FLOORS = (
     {"sampling", "attention", "casting", "offload", "vae"},
     {"prediction"},
     {"planning", "streaming", "training"},
+    {"following"},
     {"workflow", "video_files"},
     {"server"},
 )

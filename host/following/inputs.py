@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from comfy import model_patcher, sd
+from comfy import clip_vision, model_patcher, sd
 from torch import Tensor
 
 from ...graph.formats import as_number, shortened
@@ -31,12 +31,14 @@ class Guided:
         model: the MODEL.
         positive, negative: CONDITIONING.
         cfg: 1 where guidance is off.
+        middle: CONDITIONING of a second text that guides; None: there is none.
     """
 
     model: model_patcher.ModelPatcher
     positive: list[Any]
     negative: list[Any]
     cfg: float
+    middle: list[Any] | None = None
 
 
 class Inputs(dict[str, Any]):
@@ -72,9 +74,17 @@ class Inputs(dict[str, Any]):
         vae.throw_exception_if_invalid()
         return vae
 
+    def vision(self) -> clip_vision.ClipVisionModel:
+        """The CLIP_VISION at ``clip_vision``."""
+        return self._of("clip_vision", clip_vision.ClipVisionModel, "vision model")
+
     def pixels(self) -> Tensor:
         """The IMAGE at ``pixels``, (B, H, W, C)."""
         return self._of("pixels", Tensor, "picture")
+
+    def image(self) -> Tensor:
+        """The IMAGE at ``image``, (B, H, W, C)."""
+        return self._of("image", Tensor, "picture")
 
     def guided(self) -> Guided:
         """What a guider gave at ``guider``."""

@@ -1,4 +1,4 @@
-"""Another pack's loaders of GGUF files: what they load is not followed; what a file holds is told from its header."""
+"""Loaders: models from the headers of their files. What another pack loads of GGUF files is told, and not followed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import folder_paths
 from ...graph.formats import shortened
 from ...memory.units import format_bytes
 from ...offload.gguf_header import GGUF_SUFFIX, PackedHeader, read_gguf_header
+from ..prediction.header_loading import loading_headers
 from .calling import Outputs
+from .findings import Findings
 from .inputs import Inputs, NotFollowed
 
 MODEL, TEXT = ("unet_gguf", "diffusion_models"), ("clip_gguf", "text_encoders")
@@ -23,7 +25,16 @@ NAMES = ("unet_name", "clip_name")  # how its inputs begin that name files
 MOST_TYPES = 4  # that are told, those that take most
 
 
-def tell_of_gguf(kind: str, inputs: Inputs) -> Outputs:
+def load(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """What a loader gives: models without data."""
+    key = kind, repr(sorted(inputs.items()))
+    if key not in found.loaded:
+        with loading_headers(found.mode, found.card, found.absent):
+            found.loaded[key] = found.nodes.call(kind, inputs)
+    return found.loaded[key]
+
+
+def tell_of_gguf(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """Never follows a loader.
 
     Raises:

@@ -9,29 +9,35 @@ from ...graph.kinds import COMPARE, ESTIMATE, GUIDERS, REPORT, TRAINING_ESTIMATE
 
 LOADERS = (
     "CheckpointLoaderSimple", "UNETLoader", "VAELoader", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoader",
-    "QuadrupleCLIPLoader",
+    "QuadrupleCLIPLoader", "CLIPVisionLoader",
 )  # fmt: skip
 # Nodes whose first outputs are inputs of the same name: what they do changes no shape.
 SAME = {
     "LoraLoader": ("model", "clip"), "LoraLoaderModelOnly": ("model",), REPORT: ("anything",),
     ESTIMATE: ("samples",), TRAINING_ESTIMATE: ("model",), COMPARE: (), "SaveLoRA": (), "LossGraphNode": (),
-    "LoraModelLoader": ("model",), "HeadroomLocalAttention": ("model",), "PreviewAny": (),
+    "LoraModelLoader": ("model",), "HeadroomLocalAttention": ("model",),
     "SaveImage": (), "PreviewImage": (), "SaveLatent": (),
     "SaveAnimatedWEBP": (), "SaveAnimatedPNG": (), "SaveWEBM": (), "SaveVideo": (), "SaveImageAdvanced": (),
-    "ImageCompare": (), "CreateVideo": (), "Note": (),
+    "ImageCompare": (), "SaveText": (), "SaveGLB": (), "Preview3D": (), "SaveAudio": (), "SaveAudioMP3": (),
+    "SaveAudioOpus": (), "SaveAudioAdvanced": (), "PreviewAudio": (), "MaskPreview": (), "Note": (),
+    "Canny": ("image",), "ImageQuantize": ("image",), "ImageBlur": ("image",), "ImageSharpen": ("image",),
+    "GrowMask": ("mask",),
     "MarkdownNote": (),
 }  # fmt: skip
 # Settings of a sampler, which no memory depends on.
 SETTINGS = (
     "KSamplerSelect", "BasicScheduler", "KarrasScheduler", "ExponentialScheduler", "SDTurboScheduler",
     "BetaSamplingScheduler", "LTXVScheduler", "Flux2Scheduler", "ManualSigmas", "SplitSigmas", "FlipSigmas",
-    "RandomNoise", "DisableNoise", "SamplerEulerAncestral", "SamplerLCM",
+    "Ideogram4Scheduler", "LatentOperationTonemapReinhard", "RandomNoise", "DisableNoise",
+    "SamplerEulerAncestral", "SamplerLCM",
 )  # fmt: skip
 TEXT = (
     "CLIPTextEncode", "CLIPTextEncodeFlux", "CLIPTextEncodeSDXL", "CLIPTextEncodeSDXLRefiner", "CLIPTextEncodeSD3",
     "CLIPTextEncodeHiDream", "CLIPTextEncodeHunyuanDiT", "CLIPTextEncodeLumina2", "TextEncodeQwenImageEdit",
     "TextEncodeQwenImageEditPlus",
 )  # fmt: skip
+WRITES = ("TextGenerate", "TextGenerateLTX2Prompt")  # text encoders that write
+VISION, DUAL_GUIDER = "CLIPVisionEncode", "DualCFGGuider"
 PICTURE, SIZE = "LoadImage", "GetImageSize"
 # Nodes that are run as they are: they make, cut and describe tensors, and patch models.
 PLAIN = (
@@ -43,7 +49,7 @@ PLAIN = (
     "ConditioningCombine", "ConditioningConcat", "ConditioningAverage", "ConditioningZeroOut", "FluxGuidance",
     "ConditioningSetTimestepRange", "LTXVConditioning", "ModelSamplingFlux", "ModelSamplingSD3",
     "ModelSamplingAuraFlow", "ModelSamplingDiscrete", "ModelSamplingContinuousEDM", "ModelSamplingLTXV",
-    "PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveBoolean", "HeadroomAttention",
+    "PreviewAny", "PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveBoolean", "HeadroomAttention",
     "HeadroomOffload", "HeadroomTraining", "HeadroomCast", "HeadroomCastCLIP", "PrimitiveStringMultiline",
     "StringConcatenate", "StringSubstring", "StringLength", "CaseConverter", "StringTrim", "StringReplace",
     "RegexExtract", "RegexReplace", "JsonExtractString", "ComfyMathExpression", "ComfyNumberConvert", "CustomCombo",
@@ -51,7 +57,15 @@ PLAIN = (
     "ImageScaleToMaxDimension", "ResizeImageMaskNode", "ResizeImagesByLongerEdge", "FluxKontextImageScale",
     "ImageFromBatch", "RepeatImageBatch", "ImageStitch", "ImagePadForOutpaint", "ImageCrop", "JoinImageWithAlpha",
     "BatchImagesNode", "LTXVPreprocess", "CFGNorm", "CFGZeroStar", "DifferentialDiffusion", "ReferenceLatent",
-    "FluxKontextMultiReferenceLatentMethod",
+    "FluxKontextMultiReferenceLatentMethod", "ImageInvert", "ImageBlend", "ImageCompositeMasked", "ImageFlip",
+    "ImageRotate", "ImageToMask", "MaskToImage", "InvertMask", "SolidMask", "CropMask", "MaskComposite", "FeatherMask",
+    "ThresholdMask", "SplitImageWithAlpha", "LatentComposite", "LatentCompositeMasked", "LatentAdd", "LatentSubtract",
+    "LatentMultiply", "LatentInterpolate", "LatentBlend", "LatentConcat", "ConditioningSetArea",
+    "ConditioningSetAreaPercentage", "ConditioningSetAreaStrength", "ConditioningSetMask", "StringCompare",
+    "ResizeAndPadImage", "ColorToRGBInt", "ChromaRadianceOptions", "SkipLayerGuidanceDiT", "SkipLayerGuidanceDiTSimple",
+    "UNetTemporalAttentionMultiply", "ScaleROPE", "ModelNoiseScale", "EmptyHiDreamO1LatentImage",
+    "NormalizeVideoLatentStart", "ReplaceVideoLatentFrames", "LotusConditioning", "unCLIPConditioning",
+    "VideoLinearCFGGuidance", "VideoTriangleCFGGuidance", "WanCameraEmbedding", "LTXVCropGuides", "CFGOverride",
     "SetLatentNoiseMask", "TrimVideoLatent", "LatentCut", "LatentCutToBatch", "T5TokenizerOptions", "SetFirstSigma",
 )  # fmt: skip
 
@@ -60,21 +74,19 @@ ENCODING = (
     "InpaintModelConditioning", "InstructPixToPixConditioning", "WanImageToVideo", "WanFirstLastFrameToVideo",
     "WanFunControlToVideo", "WanFunInpaintToVideo", "Wan22FunControlToVideo", "WanVaceToVideo", "WanCameraImageToVideo",
     "Wan22ImageToVideoLatent", "HunyuanVideo15ImageToVideo", "HunyuanImageToVideo", "Kandinsky5ImageToVideo",
-    "LTXVImgToVideo", "CosmosImageToVideoLatent", "CosmosPredict2ImageToVideoLatent",
+    "WanTrackToVideo", "WanMoveTrackToVideo", "LTXVImgToVideo", "LTXVAddGuide",
+    "CosmosImageToVideoLatent", "CosmosPredict2ImageToVideoLatent",
 )  # fmt: skip
 
 # Nodes that are not followed, and take no memory of a card to speak of: pictures, masks, sound, words, choices.
 NEUTRAL = (
-    "ImageInvert", "ImageBlend", "ImageBlur", "ImageSharpen", "ImageQuantize", "ImageCompositeMasked", "ImageFlip",
-    "ImageRotate", "RebatchImages", "ImageToMask", "MaskToImage", "InvertMask", "SolidMask", "GrowMask", "CropMask",
-    "MaskComposite", "FeatherMask", "ThresholdMask", "MaskPreview", "LoadImageMask", "LoadImageOutput", "Canny",
-    "RebatchLatents", "LatentComposite", "LatentCompositeMasked", "LatentAdd", "LatentSubtract", "LatentMultiply",
-    "LatentInterpolate", "LatentBlend", "LoadLatent", "ConditioningSetArea", "ConditioningSetAreaPercentage",
-    "ConditioningSetAreaStrength", "ConditioningSetMask", "LoadAudio", "SaveAudio", "SaveAudioMP3", "SaveAudioOpus",
-    "PreviewAudio", "LoadVideo", "GetVideoComponents",
+    "RebatchImages", "LoadImageMask", "LoadImageOutput", "RebatchLatents", "LoadLatent", "LoadAudio", "Video Slice",
+    "CreateVideo", "LoadVideo", "GetVideoComponents", "TrimAudioDuration", "AudioConcat", "AudioMerge",
+    "AudioAdjustVolume",
 )  # fmt: skip
 
 
 def is_neutral(kind: str) -> bool:
     """Whether a node by itself takes no memory of a card. Ours decide what others take."""
-    return kind in (*SAME, *SETTINGS, *GUIDERS, *PLAIN, PICTURE, SIZE, *NEUTRAL) and not kind.startswith("Headroom")
+    plain = (*SAME, *SETTINGS, *GUIDERS, DUAL_GUIDER, *PLAIN, PICTURE, SIZE, *NEUTRAL)
+    return kind in plain and not kind.startswith("Headroom")

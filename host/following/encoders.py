@@ -1,0 +1,98 @@
+"""Nodes that encode texts and look at pictures: a stage each, predicted as they run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...memory.prediction import Stage
+from ..measure.calibrated import workspaces_for
+from ..offload.budget import least_weights
+from ..prediction.encoders import PROMPT, predict_encoding, predict_vision
+from ..prediction.host_answers import replaced
+from .calling import Outputs, outputs
+from .coding import encodes_counted
+from .findings import Findings
+from .inputs import Inputs
+
+WRITING = "comfy.text_encoders.llama"  # the host's module of text encoders that write
+
+
+def encode_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """CONDITIONING of a text, with the pictures that the node gives to the text encoder or encodes by a VAE."""
+    clip = inputs.clip()
+    with encodes_counted(found, inputs) as counted:
+        encode = found.nodes.prepared(kind, counted)
+        spaces, given = workspaces_for(found.card), list(inputs.values())
+        prediction, results = predict_encoding(
+            clip, found.card, lambda one: outputs(kind, encode(clip=one)), found.mode, spaces, given
+        )
+    weights = int(clip.patcher.model_size())
+    least = least_weights(clip.patcher, 0)
+    found.add(Stage("text", prediction, weights, least, model=id(clip.cond_stage_model)))
+    return results
+
+
+def write_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """A text that a text encoder writes: its first word and its second, with room kept for as many as it may write.
+
+    What it writes is not known; it is taken to be of usual length, which is told.
+    """
+    clip = inputs.clip()
+    choosing = {"sampling_mode": "off"}  # of words: it takes no memory to speak of
+    write = found.nodes.prepared(kind, Inputs(kind, {**inputs, **choosing}))
+
+    def run(stand_in: Any) -> Outputs:
+        for network in stand_in.cond_stage_model.modules():
+            if hasattr(network, "sample_token"):
+                network.sample_token = _two_words(network)
+        return outputs(kind, write(clip=stand_in))
+
+    spaces, given = workspaces_for(found.card), list(inputs.values())
+    with _without_its_bar():
+        prediction, _ = predict_encoding(clip, found.card, run, found.mode, spaces, given)
+    weights = int(clip.patcher.model_size())
+    least = least_weights(clip.patcher, 0)
+    found.add(Stage("text", prediction, weights, least, method="written", model=id(clip.cond_stage_model)))
+    found.notes.append(f"what {kind} writes is taken to be of usual length")
+    return (PROMPT,)
+
+
+def _without_its_bar() -> AbstractContextManager[None]:
+    """Within it, the host draws no bar of words in the terminal: nothing is written."""
+    module = sys.modules.get(WRITING)
+    return replaced(module, "tqdm", lambda words, **_: words) if hasattr(module, "tqdm") else nullcontext()
+
+
+def _two_words(network: Any) -> Callable[..., Tensor]:
+    """In the place of the host's choice of the next word: some word, then the one that ends a text."""
+    ends = getattr(network.model.config, "stop_tokens", None) or [0]
+    words = iter([0 if ends[0] else 1, ends[0]])
+
+    def sample_token(logits: Tensor, *_: Any, **__: Any) -> Tensor:
+        return torch.full((1, 1), next(words), dtype=torch.long, device=logits.device)
+
+    return sample_token
+
+
+def encode_vision(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """CLIP_VISION_OUTPUT of a picture."""
+    vision, image = inputs.vision(), inputs.image()
+    encode = found.nodes.prepared(kind, inputs)
+    prediction, results = predict_vision(
+        vision,
+        found.card,
+        lambda one: outputs(kind, encode(clip_vision=one)),
+        found.mode,
+        workspaces_for(found.card),
+        [image],
+    )
+    weights = int(vision.patcher.model_size())
+    least = least_weights(vision.patcher, 0)
+    found.add(Stage("vision", prediction, weights, least, model=id(vision.model)))
+    return results

@@ -1,0 +1,73 @@
+"""What a dry run has found so far, and what it works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_iter
+
+from ...memory.prediction import Card, Stage, fake_mode
+from ..prediction.header_loading import Absent
+from .calling import Nodes, Outputs
+from .inputs import Inputs, NotFollowed
+
+
+@dataclass
+class Findings:
+    """What the nodes of a workflow that were gone through add up to.
+
+    Attributes:
+        card: where the workflow would run.
+        ours: this pack's nodes by their ids, where the host has not loaded them.
+        stages: what was predicted, in the order of the workflow.
+        notes: what the stages leave out.
+        loaded: what loaders gave before, by class and inputs: a file that two nodes load counts once.
+        mode: what the tensors are faked in.
+        absent: files that are not on this machine, and were taken from the catalogue.
+    """
+
+    card: Card
+    ours: Mapping[str, Any] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    loaded: dict[tuple[str, str], Outputs] = field(default_factory=dict)
+    mode: FakeTensorMode = field(default_factory=fake_mode)
+    absent: Absent = field(default_factory=Absent)
+
+    @property
+    def nodes(self) -> Nodes:
+        """The classes of nodes that there are."""
+        return Nodes(self.ours)
+
+    def add(self, stage: Stage) -> None:
+        """Of equal stages of one model the one that needs most counts."""
+        for number, other in enumerate(self.stages):
+            same = (other.work, other.model, other.method) == (stage.work, stage.model, stage.method)
+            if same and (stage.work != "sampling" or stage.prediction == other.prediction):
+                self.stages[number] = max(stage, other, key=lambda one: one.peak)
+                return
+        self.stages.append(stage)
+
+
+Follow = Callable[[Findings, str, Inputs], Outputs]
+NOTHING = (None,) * 8  # outputs that are words and charts
+MOST_VALUES, MOST_FRAMES = 2**35, 2**20  # of a tensor that is followed: 128 GB in float32; a million frames
+
+
+def of_this_world(kind: str, results: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The results of a node, if there can be a machine that holds them: what takes no data is made in any size.
+
+    Raises:
+        NotFollowed: there can be none.
+    """
+    for tensor in tree_iter(results):
+        if isinstance(tensor, Tensor) and (
+            tensor.numel() > MOST_VALUES or max(tensor.shape[:1], default=0) > MOST_FRAMES
+        ):
+            size = " x ".join(map(str, tensor.shape))
+            raise NotFollowed(f"{kind}: it would give {size} values; check its width, height, length and batch size")
+    return results

@@ -1,0 +1,37 @@
+"""Nodes that are run as they are, on tensors without data."""
+
+from __future__ import annotations
+
+import comfy.utils
+from torch import Tensor
+
+from ..prediction.header_loading import loading_headers
+from ..prediction.host_answers import replaced
+from .calling import Outputs
+from .coding import encodes_counted
+from .findings import Findings
+from .inputs import Inputs, NotFollowed
+
+# Inputs that make a node work on data, value by value, and what they are where it gives the same shapes without.
+WITHOUT_DATA = {"upscale_method": "bilinear", "feathering": 0}
+
+
+def run_plainly(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """What the node itself gives."""
+    inputs.update({name: value for name, value in WITHOUT_DATA.items() if name in inputs})
+    resizing = replaced(comfy.utils, "lanczos", sized)
+    with encodes_counted(found, inputs) as counted, loading_headers(found.mode, found.card), resizing:
+        return found.nodes.call(kind, counted)
+
+
+def size_of(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """What the host's GetImageSize gives: width, height, how many. The host's own writes to its face as well."""
+    image = inputs["image"]
+    if not isinstance(image, Tensor) or image.ndim != 4:
+        raise NotFollowed(f"{kind}: image gets no picture")
+    return image.shape[2], image.shape[1], image.shape[0]
+
+
+def sized(samples: Tensor, width: int, height: int) -> Tensor:
+    """Stands for the host's ``lanczos``, which works on data: (B, C, H, W) in another size."""
+    return samples.new_empty((*samples.shape[:2], height, width))

@@ -1,0 +1,91 @@
+"""Nodes that sample and train, what guides them, and the plan of Make It Fit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+
+from ...graph.kinds import GUIDED_SAMPLER, GUIDERS
+from ...graph.settings import FitSettings
+from ...memory.prediction import THIS_MACHINE, named_card
+from ...memory.render import why_nothing_fits
+from ..core.device import GB
+from ..planning.fit import apply_fit, find_fit
+from ..prediction.header_loading import loading_headers
+from ..prediction.stages import Question, first_part, notes_of, sampling_stage
+from ..prediction.step import shape_in_model
+from ..training.estimate import training_stage
+from ..training.settings import TrainingSettings
+from ..training.without_data import Training
+from .calling import Outputs
+from .findings import NOTHING, Findings
+from .inputs import Guided, Inputs, of_the_workflow
+
+NESTED = "nested"  # a style of guidance by two texts
+
+
+def guide(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """What a guider hands to a sampler."""
+    asked = GUIDERS[kind]
+    positive = inputs.conditioning(asked.positive)
+    negative = inputs.conditioning(asked.negative) if asked.negative else positive
+    return (Guided(inputs.model(), positive, negative, inputs.number("cfg") if asked.guided else 1.0),)
+
+
+def guide_by_two(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """What a guider by two texts hands to a sampler: three conditionings, or two where the negative counts nothing."""
+    texts = (inputs.conditioning(name) for name in ("cond1", "negative", "cond2"))
+    cfg = inputs.number("cfg_cond2_negative")
+    model, (positive, negative, middle) = inputs.model(), texts
+    # In the nested style the negative is computed whatever it counts.
+    return (Guided(model, positive, negative, math.inf if inputs.get("style") == NESTED else cfg, middle),)
+
+
+def sample(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """A step of a sampler, whose LATENT has the shape that the model gives it."""
+    asked = inputs.guided() if kind == GUIDED_SAMPLER else inputs.guidance()
+    latent = inputs.latent("latent_image")
+    question = Question(
+        asked.model, latent, positive=asked.positive, negative=asked.negative, middle=asked.middle, cfg=asked.cfg
+    )
+    found.notes += notes_of(question)
+    found.add(sampling_stage(question, found.card))
+    shape = shape_in_model(asked.model, latent)  # a picture for a video's model comes back as a video of one frame
+    with found.mode:
+        result = {**latent, "samples": torch.empty(shape)}
+    return result, result
+
+
+def train(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """A step of the host's training."""
+    with of_the_workflow(kind):
+        settings = TrainingSettings.of(inputs)
+    latents, positive = first_part(inputs.latent("latents")["samples"]), inputs.conditioning("positive")
+    stage, more = training_stage(Training(inputs.model(), latents, positive, settings), found.card)
+    found.notes += more
+    found.add(stage)
+    return NOTHING
+
+
+def fit(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """Make It Fit, for the card that is asked about, unless the node names one."""
+    given = {name: inputs[name] for name in ("vram_gb", "gpu", "limit") if name in inputs}
+    asked = FitSettings(inputs["quality"], **given)
+    asked.check()
+    card = found.card if not asked.vram_gb else replace(found.card, total=int(asked.vram_gb * GB))
+    card = card if asked.gpu == THIS_MACHINE else named_card(asked.gpu, card.total / GB, card.reserved)
+    model, vae = inputs.model(), inputs.vae()
+    positive, negative = (
+        None if inputs.get(name) is None else inputs.conditioning(name) for name in ("positive", "negative")
+    )
+    latent, cfg = inputs.latent("samples"), inputs.number("cfg")
+    question = Question(model, latent, vae, positive=positive, negative=negative, cfg=cfg)
+    answer = find_fit(question, card, asked.quality, asked.limit)
+    if not answer.found:
+        found.notes.append(f"{kind}: {why_nothing_fits(answer)}")
+        return model, vae, *NOTHING
+    found.notes.append(f"{kind}: {answer.summary}")
+    with loading_headers(found.mode, found.card):
+        return *apply_fit(model, vae, answer), *NOTHING
