@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def _without_its_bar() -> AbstractContextManager[None]:
 def _two_words(network: Any) -> Callable[..., Tensor]:
     """In the place of the host's choice of the next word: some word, then the one that ends a text."""
     ends = getattr(network.model.config, "stop_tokens", None) or [0]
-    words = iter([0 if ends[0] else 1, ends[0]])
+    words = chain([0 if ends[0] else 1], repeat(ends[0]))
 
     def sample_token(logits: Tensor, *_: Any, **__: Any) -> Tensor:
         return torch.full((1, 1), next(words), dtype=torch.long, device=logits.device)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 from dataclasses import dataclass
-from typing import Any
 
 import folder_paths
 import torch
@@ -44,7 +43,7 @@ MISSING_VIDEO = Footage(frames=121, width=1280, height=720, rate=24.0)
 
 def read_picture(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """A picture; one that is not there is taken to have a size, which is told."""
-    if not _is_there(inputs["image"]):
+    if not _is_there(inputs, "image"):
         found.notes.append(f"{shortened(inputs['image'])} is not there: taken to have {MISSING_SIZE}")
         with found.mode:
             return missing_picture()
@@ -58,22 +57,36 @@ def missing_picture() -> tuple[Tensor, Tensor]:
     return torch.empty(1, SIDE, SIDE, 3), torch.empty(1, 64, 64)
 
 
-def _is_there(name: Any) -> bool:
-    exists: Callable[[Any], bool] = getattr(folder_paths, "exists_annotated_filepath", lambda _: True)
-    return exists(name)
+def _is_there(inputs: Inputs, name: str) -> bool:
+    """Whether a file of ComfyUI's own folders is there.
+
+    Raises:
+        NotFollowed: its name leads out of them.
+    """
+    given = str(inputs[name])
+    out = NotFollowed(f"{inputs.kind}: {name} is {shortened(given)}, which leads out of ComfyUI's folders")
+    try:
+        path = os.path.abspath(folder_paths.get_annotated_filepath(given))
+    except ValueError as error:  # newer hosts look themselves
+        raise out from error
+    folders = folder_paths.get_input_directory(), folder_paths.get_output_directory(), folder_paths.get_temp_directory()
+    if not any(path.startswith(os.path.join(os.path.abspath(folder), "")) for folder in folders):
+        raise out
+    return os.path.isfile(path)
 
 
 def load_video(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """A video by the header of its file; one that is not there is taken to have a size, which is told."""
-    if not _is_there(inputs["file"]):
+    if not _is_there(inputs, "file"):
         found.notes.append(f"{shortened(inputs['file'])} is not there: taken to have {MISSING_VIDEO}")
         return (MISSING_VIDEO,)
     (video,) = found.nodes.call(kind, inputs)
     try:
         width, height = video.get_dimensions()
-        return (Footage(int(video.get_frame_count()), int(width), int(height), float(video.get_frame_rate())),)
+        footage = Footage(int(video.get_frame_count()), int(width), int(height), float(video.get_frame_rate()))
     except Exception as error:  # the host's reader, on a file that nobody has checked: it may raise anything
         raise NotFollowed(f"{kind}: {shortened(inputs['file'])} is no video that can be read ({error})") from error
+    return (_with_a_rate(kind, footage),)
 
 
 def create_video(found: Findings, kind: str, inputs: Inputs) -> Outputs:
@@ -81,7 +94,14 @@ def create_video(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     images = inputs["images"]
     if not isinstance(images, Tensor) or images.ndim != 4:
         raise NotFollowed(f"{kind}: images gets no pictures")
-    return (Footage(images.shape[0], images.shape[2], images.shape[1], inputs.number("fps")),)
+    footage = Footage(images.shape[0], images.shape[2], images.shape[1], inputs.number("fps"))
+    return (_with_a_rate(kind, footage),)
+
+
+def _with_a_rate(kind: str, footage: Footage) -> Footage:
+    if not footage.rate > 0:
+        raise NotFollowed(f"{kind}: a video of {footage.rate:g} frames a second lasts for no time")
+    return footage
 
 
 def trim_video(found: Findings, kind: str, inputs: Inputs) -> Outputs:

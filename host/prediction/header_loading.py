@@ -150,7 +150,9 @@ def loading_headers(mode: FakeTensorMode, card: Card, absent: Absent | None = No
         "get_free_memory": free_memory_answer(card),
         "load_models_gpu": lambda *_, **__: None,
     }
-    loader, of_vision = (replaced(owner, "load_torch_file", load_torch_file) for owner in (comfy.utils, clip_vision))
+    loader = replaced(comfy.utils, "load_torch_file", load_torch_file)
+    has_its_own = hasattr(clip_vision, "load_torch_file")
+    of_vision = replaced(clip_vision, "load_torch_file", load_torch_file) if has_its_own else nullcontext()
     finder = absent.finding() if absent is not None else nullcontext()
     moving = replaced(nn.Module, "_apply", apply_by_exchange)
     with answering(answers), loader, of_vision, finder, _older_forms(), mode, moving:

@@ -55,6 +55,7 @@ HELD = {
         f"{WORKER}::test_nobody_waits_any_longer", f"{ROUTES}::test_the_server_answers_meanwhile",
         f"{ROUTES}::test_what_no_machine_holds_is_refused_and_the_next_answered", f"{ROUTES}::test_no_file_is_written",
         "host/test_security.py::test_the_numbers_are_the_codes",
+        "host/test_following.py::test_names_that_lead_out_are_refused",
     ),
     "a workflow to `fit`": (
         "unit/test_graph.py::test_what_takes_too_long_is_refused",
