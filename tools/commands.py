@@ -90,6 +90,10 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="PART", help="and its options; --help lists")
     command = add("estimate", estimate, "predict the memory of a workflow file, without running it and without a GPU")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="WORKFLOW.json ...", help="and its options")
+    command = add(
+        "templates-table", templates_table, "predict ComfyUI's official templates for cards of every size: hours"
+    )
+    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its options; --help lists them")
     command = add("fit", fit, "put Headroom's nodes into a workflow file, so that it fits, and change nothing else")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="IN.json -o OUT.json ...", help="and options")
     command = add("screenshots", screenshots, "take the pictures of the README, the help pages and the templates anew")
@@ -205,6 +209,11 @@ def estimate(options: argparse.Namespace) -> int:
     folders = () if "--base-directory" in options.arguments else ("--base-directory", environment.models)
     script = PACK / "cli" / "estimate.py"
     return run(environment, environment.python, script, "--comfyui", environment.comfyui, *folders, *options.arguments)
+
+
+def templates_table(options: argparse.Namespace) -> int:
+    """Go through the templates of the environment's ComfyUI."""
+    return _module(options, "tools.templates_table", *options.arguments)
 
 
 def fit(options: argparse.Namespace) -> int:
