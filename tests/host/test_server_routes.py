@@ -327,9 +327,7 @@ class TestAdmission:
 
     def test_what_cannot_be_predicted_is_admitted(self, client: Client, server: Server) -> None:
         workflow = text_to_image(seed=64, save_latent=False)
-        workflow["9"] = node("ConditioningSetMask", conditioning=["2", 0], mask=["10", 0], strength=1.0)
-        workflow["9"]["inputs"]["set_cond_area"] = "default"
-        workflow["10"] = node("SolidMask", value=1.0, width=128, height=128)
+        workflow["9"] = node("ConditioningSetProperties", cond_NEW=["2", 0], strength=1.0, set_cond_area="default")
         workflow["5"]["inputs"]["positive"] = ["9", 0]
         assert client.run(workflow, extra_data={"headroom_limit": 1e-9}).outputs["7"]["images"]
         assert "Headroom admits a prompt of which not all could be predicted" in server.log_path.read_text()
