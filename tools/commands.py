@@ -90,10 +90,10 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="PART", help="and its options; --help lists")
     command = add("estimate", estimate, "predict the memory of a workflow file, without running it and without a GPU")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="WORKFLOW.json ...", help="and its options")
-    command = add(
-        "templates-table", templates_table, "predict ComfyUI's official templates for cards of every size: hours"
-    )
-    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its options; --help lists them")
+    command = add("templates-table", templates_table, "predict ComfyUI's official templates for every card: hours")
+    command.add_argument("--only", nargs="+", metavar="NAME", default=[], help="these templates; default: all")
+    command.add_argument("--minutes", default="inf", metavar="M", help="end after as many, and go on another time")
+    command.add_argument("--page", type=Path, metavar="FILE.md", help="write the table of what there is so far")
     command = add("fit", fit, "put Headroom's nodes into a workflow file, so that it fits, and change nothing else")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="IN.json -o OUT.json ...", help="and options")
     command = add("screenshots", screenshots, "take the pictures of the README, the help pages and the templates anew")
@@ -213,7 +213,9 @@ def estimate(options: argparse.Namespace) -> int:
 
 def templates_table(options: argparse.Namespace) -> int:
     """Go through the templates of the environment's ComfyUI."""
-    return _module(options, "tools.templates_table", *options.arguments)
+    only = ("--only", *options.only) if options.only else ()
+    page = ("--page", str(options.page.absolute())) if options.page else ()
+    return _module(options, "tools.templates_table", "--minutes", options.minutes, *only, *page)
 
 
 def fit(options: argparse.Namespace) -> int:
