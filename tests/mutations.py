@@ -1581,15 +1581,6 @@ WORKFLOWS = (
         ),
     ),
     *_of(
-        "host/following/findings.py",
-        f"host/test_workflow_files.py {ESTIMATE}",
-        (
-            "estimate: of equal stages the smallest counts",
-            "max(stage, other, key=lambda one: one.peak)",
-            "min(stage, other, key=lambda one: one.peak)",
-        ),
-    ),
-    *_of(
         "host/following/files.py",
         "host/test_following.py",
         (
@@ -1612,7 +1603,7 @@ WORKFLOWS = (
         "host/test_following.py",
         (
             "dry run: a text that is written is not told from one that is encoded",
-            'method="written", ',
+            ', method="written"',
             "",
         ),
     ),
@@ -1628,6 +1619,11 @@ WORKFLOWS = (
     *_of(
         "host/following/findings.py",
         f"host/test_workflow_files.py {ESTIMATE}",
+        (
+            "estimate: of equal stages the smallest counts",
+            "max(stage, other, key=lambda one: one.peak)",
+            "min(stage, other, key=lambda one: one.peak)",
+        ),
         (
             "dry run: pictures that no machine holds are followed",
             "tensor.numel() > MOST_VALUES or ",

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...memory.prediction import Stage
+from ...memory.prediction import Prediction, Stage
 from ..measure.calibrated import workspaces_for
 from ..offload.budget import least_weights
 from ..prediction.encoders import PROMPT, predict_encoding, predict_vision
@@ -33,9 +33,7 @@ def encode_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         prediction, results = predict_encoding(
             clip, found.card, lambda one: outputs(kind, encode(clip=one)), found.mode, spaces, given
         )
-    weights = int(clip.patcher.model_size())
-    least = least_weights(clip.patcher, 0)
-    found.add(Stage("text", prediction, weights, least, model=id(clip.cond_stage_model)))
+    found.add(_stage("text", prediction, clip.patcher, clip.cond_stage_model))
     return results
 
 
@@ -57,9 +55,7 @@ def write_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     spaces, given = workspaces_for(found.card), list(inputs.values())
     with _without_its_bar():
         prediction, _ = predict_encoding(clip, found.card, run, found.mode, spaces, given)
-    weights = int(clip.patcher.model_size())
-    least = least_weights(clip.patcher, 0)
-    found.add(Stage("text", prediction, weights, least, method="written", model=id(clip.cond_stage_model)))
+    found.add(_stage("text", prediction, clip.patcher, clip.cond_stage_model, method="written"))
     found.notes.append(f"what {kind} writes is taken to be of usual length")
     return (PROMPT,)
 
@@ -93,7 +89,10 @@ def encode_vision(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         workspaces_for(found.card),
         [image],
     )
-    weights = int(vision.patcher.model_size())
-    least = least_weights(vision.patcher, 0)
-    found.add(Stage("vision", prediction, weights, least, model=id(vision.model)))
+    found.add(_stage("vision", prediction, vision.patcher, vision.model))
     return results
+
+
+def _stage(work: str, prediction: Prediction, patcher: Any, network: Any, method: str = "") -> Stage:
+    weights, least = int(patcher.model_size()), least_weights(patcher, 0)
+    return Stage(work, prediction, weights, least, method=method, model=id(network))
