@@ -1567,7 +1567,7 @@ PLANNING = (
 
 WORKFLOWS = (
     *_of(
-        "host/following/sampling.py",
+        "host/following/stages/sampling.py",
         f"host/test_workflow_files.py {ESTIMATE}",
         (
             "estimate: the card of Make It Fit ignored",
@@ -1590,7 +1590,7 @@ WORKFLOWS = (
         ),
     ),
     *_of(
-        "host/following/sampling.py",
+        "host/following/stages/sampling.py",
         "host/test_following.py",
         (
             "dry run: the nested style leaves the negative out",
@@ -1599,7 +1599,7 @@ WORKFLOWS = (
         ),
     ),
     *_of(
-        "host/following/encoders.py",
+        "host/following/stages/encoders.py",
         "host/test_following.py",
         (
             "dry run: a text that is written is not told from one that is encoded",
@@ -2001,7 +2001,7 @@ WORKFLOWS = (
         ),
     ),
     *_of(
-        "host/following/coding.py",
+        "host/following/stages/coding.py",
         f"host/test_workflow_files.py {ESTIMATE}",
         (
             "a video decodes to as many frames as it has cells",

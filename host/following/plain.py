@@ -8,9 +8,9 @@ from torch import Tensor
 from ..prediction.header_loading import loading_headers
 from ..prediction.host_answers import replaced
 from .calling import Outputs
-from .coding import encodes_counted
 from .findings import Findings
 from .inputs import Inputs, NotFollowed
+from .stages.coding import encodes_counted
 
 # Inputs that make a node work on data, value by value, and what they are where it gives the same shapes without.
 WITHOUT_DATA = {"upscale_method": "bilinear", "feathering": 0}

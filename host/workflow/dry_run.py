@@ -13,7 +13,7 @@ from typing import Any
 from ...graph.kinds import DECODES, ENCODES, FIT, GUIDERS, SAMPLERS, TO_FILE, TRAIN, VAE
 from ...graph.prompt import Prompt, in_order, is_link, parents_in
 from ...memory.prediction import CannotPredict, Card, Forecast, Stage, require_wanted
-from ..following import coding, encoders, files, loading, plain, sampling
+from ..following import files, loading, plain
 from ..following.calling import Outputs, first_line
 from ..following.findings import NOTHING, Findings, Follow, of_this_world
 from ..following.inputs import Inputs, NotFollowed
@@ -31,6 +31,7 @@ from ..following.kinds import (
     WRITES,
     is_neutral,
 )
+from ..following.stages import coding, encoders, sampling
 from ..prediction.header_loading import Absent
 
 # What following a node raises where its model, its file or its settings are the reason. Any other error is a fault of

@@ -17,9 +17,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 import nodes
-from headroom.host.following import sampling
 from headroom.host.following.calling import with_choices
 from headroom.host.following.kinds import NEUTRAL
+from headroom.host.following.stages import sampling
 from headroom.host.prediction.header_loading import loading_headers
 from headroom.host.workflow.dry_run import DryRun
 from headroom.memory.prediction import Forecast, Verdict, fake_mode, named_card

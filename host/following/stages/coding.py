@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...graph.kinds import ENCODES
-from ..prediction.stages import coding_stage, first_part, tiled_arguments
-from ..prediction.vae import Coding
-from ..vae.wrapper import LowMemoryVAE, low_memory_vae
-from .calling import Outputs
-from .findings import NOTHING, Findings
-from .inputs import Inputs, of_the_workflow, vae_settings
+from ....graph.kinds import ENCODES
+from ...prediction.stages import coding_stage, first_part, tiled_arguments
+from ...prediction.vae import Coding
+from ...vae.wrapper import LowMemoryVAE, low_memory_vae
+from ..calling import Outputs
+from ..findings import NOTHING, Findings
+from ..inputs import Inputs, of_the_workflow, vae_settings
 
 
 def code(found: Findings, kind: str, inputs: Inputs) -> Outputs:

@@ -7,21 +7,21 @@ from dataclasses import replace
 
 import torch
 
-from ...graph.kinds import GUIDED_SAMPLER, GUIDERS
-from ...graph.settings import FitSettings
-from ...memory.prediction import THIS_MACHINE, named_card
-from ...memory.render import why_nothing_fits
-from ..core.device import GB
-from ..planning.fit import apply_fit, find_fit
-from ..prediction.header_loading import loading_headers
-from ..prediction.stages import Question, first_part, notes_of, sampling_stage
-from ..prediction.step import shape_in_model
-from ..training.estimate import training_stage
-from ..training.settings import TrainingSettings
-from ..training.without_data import Training
-from .calling import Outputs
-from .findings import NOTHING, Findings
-from .inputs import Guided, Inputs, of_the_workflow
+from ....graph.kinds import GUIDED_SAMPLER, GUIDERS
+from ....graph.settings import FitSettings
+from ....memory.prediction import THIS_MACHINE, named_card
+from ....memory.render import why_nothing_fits
+from ...core.device import GB
+from ...planning.fit import apply_fit, find_fit
+from ...prediction.header_loading import loading_headers
+from ...prediction.stages import Question, first_part, notes_of, sampling_stage
+from ...prediction.step import shape_in_model
+from ...training.estimate import training_stage
+from ...training.settings import TrainingSettings
+from ...training.without_data import Training
+from ..calling import Outputs
+from ..findings import NOTHING, Findings
+from ..inputs import Guided, Inputs, of_the_workflow
 
 NESTED = "nested"  # a style of guidance by two texts
 

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...memory.prediction import Prediction, Stage
-from ..measure.calibrated import workspaces_for
-from ..offload.budget import least_weights
-from ..prediction.encoders import PROMPT, predict_encoding, predict_vision
-from ..prediction.host_answers import replaced
-from .calling import Outputs, outputs
+from ....memory.prediction import Prediction, Stage
+from ...measure.calibrated import workspaces_for
+from ...offload.budget import least_weights
+from ...prediction.encoders import PROMPT, predict_encoding, predict_vision
+from ...prediction.host_answers import replaced
+from ..calling import Outputs, outputs
+from ..findings import Findings
+from ..inputs import Inputs
 from .coding import encodes_counted
-from .findings import Findings
-from .inputs import Inputs
 
 WRITING = "comfy.text_encoders.llama"  # the host's module of text encoders that write
 
