@@ -1676,8 +1676,8 @@ WORKFLOWS = (
         ),
     ),
     *_of(
-        "memory/prediction/known_integers.py",
-        "unit/test_known_integers.py",
+        "memory/prediction/known_numbers.py",
+        "unit/test_known_numbers.py",
         (
             "numbers that were written over are taken for known",
             "if changed and self._computed(func, args, kwargs) is None:",

@@ -34,7 +34,7 @@ SETTINGS = (
 TEXT = (
     "CLIPTextEncode", "CLIPTextEncodeFlux", "CLIPTextEncodeSDXL", "CLIPTextEncodeSDXLRefiner", "CLIPTextEncodeSD3",
     "CLIPTextEncodeHiDream", "CLIPTextEncodeHunyuanDiT", "CLIPTextEncodeLumina2", "TextEncodeQwenImageEdit",
-    "TextEncodeQwenImageEditPlus",
+    "TextEncodeQwenImageEditPlus", "TextEncodeMageFlowEdit", "TextEncodeBooguEdit", "TextEncodeJoyImageEdit",
 )  # fmt: skip
 WRITES = ("TextGenerate", "TextGenerateLTX2Prompt")  # text encoders that write
 VISION, DUAL_GUIDER = "CLIPVisionEncode", "DualCFGGuider"

@@ -16,7 +16,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 from .card import Card
 from .fused_attention import FusedAttention
-from .known_integers import KnownIntegers
+from .known_numbers import KnownNumbers
 from .live_bytes import LiveBytes
 from .repeats import Repeats
 from .workspace import DOCUMENTED, Workspaces
@@ -166,19 +166,22 @@ class _WithoutData(LiveBytes):
 
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
-        self._integers = KnownIntegers()
+        self._numbers = KnownNumbers()
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        answer = self._integers.answer(func, args)
+        answer = self._numbers.answer(func, args)
         if answer is not None:
             return answer
         try:
             result = super().run(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
-            result = self._integers.made(func, args, kwargs)
+            result = self._numbers.made(func, args, kwargs)
             if result is None:
-                raise
-        self._integers.follow(func, args, kwargs, result)
+                placed = self._numbers.placed(func, args)
+                if placed is None:
+                    raise
+                result = super().run(func, placed, kwargs)
+        self._numbers.follow(func, args, kwargs, result)
         formula = FLOPS.get(func.overloadpacket)
         if formula is not None:
             self.flops += int(formula(*args, **kwargs, out_val=result))

@@ -352,40 +352,56 @@ def test_what_looks_at_pictures(kind: str, shape: tuple[int, ...], crop: bool) -
         assert found[name].shape == expected[name].shape
 
 
-@pytest.fixture
-def qwen(monkeypatch: pytest.MonkeyPatch) -> Any:
+NARROW = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 2, "num_key_value_heads": 1}
+
+
+def qwen_image(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Qwen-Image's text encoder, ComfyUI's own with two narrow layers of each kind."""
     llama, vision = map(importlib.import_module, ("comfy.text_encoders.llama", "comfy.text_encoders.qwen_vl"))
-    narrow = {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 2, "num_key_value_heads": 1}
-    monkeypatch.setattr(llama, "Qwen25_7BVLI_Config", partial(llama.Qwen25_7BVLI_Config, num_hidden_layers=2, **narrow))
+    monkeypatch.setattr(llama, "Qwen25_7BVLI_Config", partial(llama.Qwen25_7BVLI_Config, num_hidden_layers=2, **NARROW))
     seen = {"hidden_size": 128, "num_heads": 2, "intermediate_size": 256, "num_layers": 2}
     tower = vision.Qwen2VLVisionTransformer
     monkeypatch.setattr(vision, "Qwen2VLVisionTransformer", lambda **given: tower(**{**given, **seen}))
     encoder = importlib.import_module("comfy.text_encoders.qwen_image")
-    clip = comfy.sd.CLIP(SimpleNamespace(params={}, clip=encoder.te(), tokenizer=encoder.QwenImageTokenizer))
-    generator = torch.Generator().manual_seed(0)
-    for weight in clip.cond_stage_model.parameters():
-        weight.data.normal_(std=0.02, generator=generator)
-    load(clip.patcher)
-    return clip
+    return comfy.sd.CLIP(SimpleNamespace(params={}, clip=encoder.te(), tokenizer=encoder.QwenImageTokenizer))
+
+
+def boogu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Boogu's text encoder, a Qwen3-VL: it keeps what it sees of a picture in several layers."""
+    encoder = pytest.importorskip("comfy.text_encoders.boogu")
+    qwen = importlib.import_module("comfy.text_encoders.qwen3vl")
+    monkeypatch.setitem(
+        qwen.QWEN3VL_CONFIGS, "qwen3vl_8b", partial(qwen.Qwen3VL_8BConfig, num_hidden_layers=3, **NARROW)
+    )
+    seen = {"hidden_size": 128, "intermediate_size": 256, "depth": 3, "deepstack_visual_indexes": [0, 1]}
+    monkeypatch.setitem(qwen.QWEN3VL_VISION, "qwen3vl_8b", seen)
+    monkeypatch.setitem(qwen.QWEN3VL_VISION_COMMON, "num_heads", 2)
+    return comfy.sd.CLIP(SimpleNamespace(params={}, clip=encoder.te(), tokenizer=encoder.BooguTokenizer))
 
 
 @pytest.mark.parametrize(
     "sides", [(), ((224, 224),), ((196, 308), (252, 140))], ids=["text", "picture", "two odd ones"]
 )
-def test_a_text_encoder_that_asks_about_its_mask_and_looks_at_pictures(qwen: Any, sides: tuple[Any, ...]) -> None:
+@pytest.mark.parametrize("made", [qwen_image, boogu])
+def test_a_text_encoder_that_asks_about_its_mask_and_looks_at_pictures(
+    made: Callable[[pytest.MonkeyPatch], Any], sides: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip = made(monkeypatch)
     generator = torch.Generator().manual_seed(1)
+    for weight in clip.cond_stage_model.parameters():
+        weight.data.normal_(std=0.02, generator=generator)
+    load(clip.patcher)
     pictures = [torch.rand(1, *side, 3, generator=generator) for side in sides]
-    text = "Picture: <|vision_start|><|image_pad|><|vision_end|> " * len(pictures) + PROMPT
-    tokens, mode = qwen.tokenize(text, images=pictures), fake_mode()
+    template = "<|im_start|>Picture: " + "<|vision_start|><|image_pad|><|vision_end|> " * len(pictures) + PROMPT
+    tokens, mode = clip.tokenize(template, images=pictures), fake_mode()
     with mode:
         fakes = fake_tree(pictures)
-    asked = qwen.tokenize(text, images=fakes)
+    asked = clip.tokenize(template, images=fakes)
     prediction, result = predict_encoding(
-        qwen, this_cpu(), lambda one: one.encode_from_tokens_scheduled(asked), mode, given=fakes
+        clip, this_cpu(), lambda one: one.encode_from_tokens_scheduled(asked), mode, given=fakes
     )
-    assert off_by(prediction, lambda: qwen.encode_from_tokens_scheduled(tokens)) <= 0.02
-    (expected, options), (found, also) = qwen.encode_from_tokens_scheduled(tokens)[0], result[0]
+    assert off_by(prediction, lambda: clip.encode_from_tokens_scheduled(tokens)) <= 0.02
+    (expected, options), (found, also) = clip.encode_from_tokens_scheduled(tokens)[0], result[0]
     assert found.shape == expected.shape
     assert also.keys() == options.keys()
 

@@ -1,7 +1,8 @@
-"""Whole numbers that are known without data: a text's tokens and its mask are made of lists, and code asks about them.
+"""Numbers that are known without data: a text's tokens and its mask are made of lists, and code asks about them.
 
-A text encoder asks "is all of the mask set?" and cuts its result by the mask's sum. A tensor without data cannot
-answer; here the numbers go along with it, through every operator that has nothing but known numbers.
+A text encoder asks "is all of the mask set?" and cuts its result by the mask's sum; one that looks at pictures makes
+lists of where their patches lie. A tensor without data cannot answer; here the numbers go along with it, through every
+operator that has nothing but known numbers.
 """
 
 from __future__ import annotations
@@ -17,19 +18,23 @@ from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 MOST = 2**16  # numbers of a tensor that goes along
-KINDS = (torch.int64, torch.int32, torch.bool)
+KINDS = (torch.int64, torch.int32, torch.bool, torch.float32)
 MADE_OF_DATA = torch.ops.aten.lift_fresh.default  # what torch.tensor calls with what it made
 ASKS = torch.ops.aten._local_scalar_dense.default  # bool(tensor), tensor.item()
-COUNTS = (torch.ops.aten.arange, torch.ops.aten.full, torch.ops.aten.zeros, torch.ops.aten.ones)  # of no tensor
+BY_PLACE = torch.ops.aten.index.Tensor  # x[...] by tensors
+# Operators that make numbers of no tensor.
+COUNTS = (
+    torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.full, torch.ops.aten.zeros, torch.ops.aten.ones,
+)  # fmt: skip
 
 
-class KnownIntegers:
+class KnownNumbers:
     """The numbers of tensors without data, as long as those live."""
 
     def __init__(self) -> None:
         self._numbers: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
-    def answer(self, func: Any, args: tuple[Any, ...]) -> int | bool | None:
+    def answer(self, func: Any, args: tuple[Any, ...]) -> float | None:
         """What an operator that asks for a number gets; None if it is not known, or it does not ask."""
         if func is not ASKS:
             return None
@@ -66,6 +71,23 @@ class KnownIntegers:
 
         return tree_map(fake, numbers)
 
+    def placed(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """The arguments of ``x[mask]``, for ``x`` that are not known: the places in the place of the masks that have
+        them; None where there is no such mask. Call it in a fake mode."""
+        if func is not BY_PLACE:
+            return None
+        x, indices = args
+        if not any(_is_mask(index) and index in self._numbers for index in indices):
+            return None
+        return x, [place for index in indices for place in self._places(index)]
+
+    def _places(self, index: Any) -> list[Any]:
+        if not (_is_mask(index) and index in self._numbers):
+            return [index]
+        with _without_modes():
+            found = self._numbers[index].nonzero(as_tuple=True)
+        return [torch.empty(one.shape, dtype=one.dtype, device=index.device) for one in found]
+
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
         if not all(one in self._numbers for one in given) or not (given or func.overloadpacket in COUNTS):
@@ -86,12 +108,24 @@ class KnownIntegers:
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Writes into the numbers, too, whose views are views of each other as well; what is written and not known is
         forgotten with all its views."""
-        given = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
-        changed = [self._numbers[one].untyped_storage().data_ptr() for one in given if one in self._numbers]
+        written = (self._numbers.get(one) for one in _written(func, args, kwargs))
+        changed = [numbers.untyped_storage().data_ptr() for numbers in written if numbers is not None]
         if changed and self._computed(func, args, kwargs) is None:
             for tensor, numbers in list(self._numbers.items()):
                 if numbers.untyped_storage().data_ptr() in changed:
                     del self._numbers[tensor]
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
+    """The tensors among its arguments that an operator changes."""
+    for place, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = args[place] if place < len(args) else kwargs.get(argument.name)
+            yield from (one for one in tree_iter(given) if isinstance(one, Tensor))
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, Tensor) and index.dtype == torch.bool
 
 
 def _may_be_known(result: Any) -> bool:

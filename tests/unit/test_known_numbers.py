@@ -1,4 +1,4 @@
-"""What code asks about whole numbers without data gets the answer that the numbers would give."""
+"""What code asks about numbers without data gets the answer that the numbers would give."""
 
 from collections.abc import Callable
 
@@ -10,6 +10,14 @@ from headroom.memory.prediction import CannotPredict, fake_mode, named_card, pre
 
 MASK = [[1, 1, 1, 0, 0], [1, 1, 0, 0, 0]]
 Question = Callable[[Tensor], object]
+
+
+def filled(mask: Tensor) -> tuple[int, ...]:
+    """As text encoders put what they saw of a picture among a text's words."""
+    words = torch.ones(*mask.shape, 4, device=mask.device) * torch.rand((), device=mask.device)
+    places = mask != 0
+    words[places] = words[places] + torch.rand(4, device=mask.device)
+    return tuple(words[places, :].shape)
 
 
 def asked(question: Question, card: str) -> object:
@@ -37,8 +45,25 @@ def asked(question: Question, card: str) -> object:
         lambda mask: mask.nonzero().shape,
         lambda mask: (mask[:, 1:].add_(2), mask)[1].tolist(),
         lambda mask: (mask[0].copy_(mask[1].clone()), mask)[1].sum().item(),
+        lambda mask: bool((mask.float() * 0.5).sum() > 1),
+        lambda mask: (torch.linspace(0, 47, 8, device=mask.device).clip(max=30) - 1).tolist(),
+        filled,
     ],
-    ids=["all", "sum", "any", "index", "unique", "rows", "arange", "nonzero", "a view is written", "a row is copied"],
+    ids=[
+        "all",
+        "sum",
+        "any",
+        "index",
+        "unique",
+        "rows",
+        "arange",
+        "nonzero",
+        "a view is written",
+        "a row is copied",
+        "fractions",
+        "evenly spaced",
+        "a mask of what is not known",
+    ],
 )
 @pytest.mark.parametrize("card", ["sm86", "sm120"])
 def test_it_is_what_the_numbers_give(question: Question, card: str) -> None:
@@ -48,13 +73,13 @@ def test_it_is_what_the_numbers_give(question: Question, card: str) -> None:
 @pytest.mark.parametrize(
     "question",
     [
-        lambda mask: bool((mask.float() * 0.5).sum() > 1),
+        lambda mask: bool((mask.half() * 0.5).sum() > 1),
         lambda mask: bool(torch.randint(0, 2, (1,), device=mask.device)),
         lambda mask: bool(torch.empty(3, dtype=torch.int64, device=mask.device).sum()),
         lambda mask: bool(mask.random_(0, 2).sum() == 0),
         lambda mask: bool((mask[:, 1:].copy_(torch.empty_like(mask[:, 1:])), mask)[1].sum() == 0),
     ],
-    ids=["fractions", "chance", "never written", "drawn anew", "a view is written to"],
+    ids=["half precision", "chance", "never written", "drawn anew", "a view is written to"],
 )
 def test_what_is_not_known_is_not_guessed(question: Question) -> None:
     with pytest.raises(CannotPredict, match="depends on data"):
