@@ -230,7 +230,7 @@ def sampling(plan: Plan) -> Section:
     """What a Memory Report predicts of a step, beside what it measures."""
     from headroom.host.attention.backend import apply_attention
     from headroom.host.measure.runs import LOG
-    from headroom.host.prediction.rows import ask
+    from headroom.host.planning.rows import ask
 
     section, rows, worst = Section(), plan.kept("sampling"), 0.0
     for name, wish in plan.models.items():

@@ -1456,7 +1456,7 @@ PREDICTIONS = (
         ),
     ),
     *_of(
-        "host/prediction/rows.py",
+        "host/planning/rows.py",
         "host/test_prediction.py host/test_report_in_process.py",
         (
             "a guess told as a prediction",

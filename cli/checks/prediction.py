@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from ...host.attention.backend import apply_attention
-from ...host.prediction.rows import ask
+from ...host.planning.rows import ask
 from ...host.vae.settings import VAESettings
 from ...host.vae.wrapper import low_memory_vae
 from ...memory.prediction.forecast import SPREAD_CPU, SPREAD_GPU

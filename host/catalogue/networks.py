@@ -118,4 +118,15 @@ def _qwen3_vl(shapes: TensorShapes) -> TensorShapes:
     return result
 
 
-SPELLINGS: dict[str, Callable[[TensorShapes], TensorShapes]] = {"open_clip": _open_clip, "qwen3_vl": _qwen3_vl}
+def _mage_flow(shapes: TensorShapes) -> TensorShapes:
+    """Mage-Flow's VAE under the names of its training."""
+    names = {"dconv_encoder.": "student.dconv_encoder.", "decoder_model.": "pipeline."}
+    return {
+        next(after + key.removeprefix(before) for before, after in names.items() if key.startswith(before)): shape
+        for key, shape in shapes.items()
+    }
+
+
+SPELLINGS: dict[str, Callable[[TensorShapes], TensorShapes]] = {
+    "open_clip": _open_clip, "qwen3_vl": _qwen3_vl, "mage_flow": _mage_flow,
+}  # fmt: skip

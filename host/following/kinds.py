@@ -9,7 +9,7 @@ from ...graph.kinds import COMPARE, ESTIMATE, GUIDERS, REPORT, TRAINING_ESTIMATE
 
 LOADERS = (
     "CheckpointLoaderSimple", "UNETLoader", "VAELoader", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoader",
-    "QuadrupleCLIPLoader", "CLIPVisionLoader",
+    "QuadrupleCLIPLoader", "CLIPVisionLoader", "ControlNetLoader", "DiffControlNetLoader", "ModelPatchLoader",
 )  # fmt: skip
 # Nodes whose first outputs are inputs of the same name: what they do changes no shape.
 SAME = {
@@ -67,6 +67,7 @@ PLAIN = (
     "NormalizeVideoLatentStart", "ReplaceVideoLatentFrames", "LotusConditioning", "unCLIPConditioning",
     "VideoLinearCFGGuidance", "VideoTriangleCFGGuidance", "WanCameraEmbedding", "LTXVCropGuides", "CFGOverride",
     "SetLatentNoiseMask", "TrimVideoLatent", "LatentCut", "LatentCutToBatch", "T5TokenizerOptions", "SetFirstSigma",
+    "ControlNetApply", "SetUnionControlNetType", "AnimaLLLiteApply", "USOStyleReference",
 )  # fmt: skip
 
 # Nodes that are run as they are, but for the VAE with which they encode pictures: what that takes is a stage.
@@ -75,7 +76,8 @@ ENCODING = (
     "WanFunControlToVideo", "WanFunInpaintToVideo", "Wan22FunControlToVideo", "WanVaceToVideo", "WanCameraImageToVideo",
     "Wan22ImageToVideoLatent", "HunyuanVideo15ImageToVideo", "HunyuanImageToVideo", "Kandinsky5ImageToVideo",
     "WanTrackToVideo", "WanMoveTrackToVideo", "LTXVImgToVideo", "LTXVAddGuide",
-    "CosmosImageToVideoLatent", "CosmosPredict2ImageToVideoLatent",
+    "CosmosImageToVideoLatent", "CosmosPredict2ImageToVideoLatent", "QwenImageDiffsynthControlnet",
+    "ZImageFunControlnet", "ControlNetApplyAdvanced", "ControlNetApplySD3", "ControlNetInpaintingAliMamaApply",
 )  # fmt: skip
 
 # Nodes that are not followed, and take no memory of a card to speak of: pictures, masks, sound, words, choices.

@@ -1,7 +1,7 @@
 """What a row of the run log keeps of its work, so that a report can have it predicted: shapes, and no data.
 
 The model and the VAE are held weakly: a log must not keep what the host has dropped. Answered in
-``host/prediction/rows.py``.
+``host/planning/rows.py``.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from ..offload.block_offload import apply_offload
 from ..offload.budget import budget_of, usual_staging
 from ..prediction.host_answers import answering
 from ..prediction.kept import kept, step_key
+from ..prediction.networks import model_without_data
 from ..prediction.stages import Question, as_sampled, coding_stage, first_part, notes_of, sampling_stage, step_of
-from ..prediction.step import model_without_data
 from ..prediction.vae import Coding
 from ..sampling.guidance import guide_in_turns
 from ..vae.fallback import BudgetTooSmall
@@ -93,7 +93,7 @@ def apply_fit(model: ModelPatcher, vae: Any, fit: Fit) -> tuple[ModelPatcher, An
     budget = plan.budget(fit.allowed)
     if budget is not None:
         granularity = "block" if plan.prefetches(fit.card, fit.allowed) else "auto"
-        result, _ = apply_offload(result, budget / GB, granularity)
+        result, _ = apply_offload(result, (budget - plan.stage.beside) / GB, granularity)
     return result, vae if chosen.settings is None else planned_vae(vae, chosen.settings)
 
 

@@ -26,7 +26,7 @@ from ..core.internals import missing, withheld
 from ..core.nodes import display_names
 from ..measure.runs import LOG
 from ..measure.wrappers import settings_of
-from ..prediction.rows import ask
+from .rows import ask
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher

@@ -15,20 +15,30 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from ...memory.prediction import fake_tree
+from .networks import CONTROL, Beside
 
 # Options that bring a model of their own or depend on the noise level. Every conditioning counts at every level.
-LEFT_OUT = ("control", "gligen", "hooks", "start_percent", "end_percent", "timestep_start", "timestep_end")
+LEFT_OUT = ("gligen", "hooks", "start_percent", "end_percent", "timestep_start", "timestep_end")
 MASK = "attention_mask"  # of a text's tokens
 
 
-def fake_conditions(conditioning: Sequence[Any]) -> list[dict[str, Any]]:
+def fake_conditions(conditioning: Sequence[Any], beside: Beside | None = None) -> list[dict[str, Any]]:
     """Conditions as the host's sampler wants them, without data, and where they are: it is the host that brings them to
-    the card. Masks that hide nothing are left to :func:`with_masks`. Call it in a fake mode."""
+    the card. Masks that hide nothing are left to :func:`with_masks`. Call it in a fake mode.
+
+    Args:
+        conditioning: CONDITIONING.
+        beside: has copies of its ControlNets; None: they are left out.
+    """
     kept = comfy.sampler_helpers.convert_cond(list(conditioning))
     for one in kept:
         mask = one.get(MASK)
         if isinstance(mask, Tensor) and hides_nothing(mask):
             one[MASK] = IdleMask(mask.shape, mask.dtype, mask.device)
+        control = one.pop(CONTROL, None)
+        control = None if beside is None else beside.control(control)
+        if control is not None:
+            one[CONTROL] = control
     faked: list[dict[str, Any]] = fake_tree(
         [{key: value for key, value in one.items() if key not in LEFT_OUT} for one in kept]
     )

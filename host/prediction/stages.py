@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +10,6 @@ import comfy.model_management as model_management
 import torch
 from torch import Tensor
 
-from ...graph.kinds import DECODE, OUR_DECODE, TILED_DECODE, TO_FILE
-from ...graph.prompt import Graph, is_link, reached, readers
 from ...memory.accelerator import device_name
 from ...memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Prediction, Stage, named_card
 from ..core.compat import has_own_kernels
@@ -21,10 +18,9 @@ from ..core.given import check_latent, check_latent_of
 from ..measure.calibrated import workspaces_for
 from ..offload.budget import budget_of, least_weights
 from ..sampling.conditioning import usual_conditioning
-from ..vae.settings import VAESettings
-from ..vae.wrapper import LowMemoryVAE, low_memory_vae
 from .encoders import predict_text
 from .kept import coding_key, kept, step_key, text_key
+from .networks import CONTROL, hints_encoded, is_followed
 from .step import Step, predict_step, shape_in_model
 from .streamed import predict_to_file
 from .vae import Coding, CodingPrediction, predict_coding
@@ -132,7 +128,7 @@ def as_sampled(question: Question) -> Question:
 def _stages(question: Question, card: Card) -> Iterator[Stage]:
     if question.clip is not None:
         yield text_stage(question.clip, card)
-    yield sampling_stage(question, card)
+    yield from sampling_stages(question, card)
     if question.vae is not None:
         latent = first_part(question.latent["samples"])
         yield coding_stage(question.decode or Coding(question.vae, latent), card)
@@ -141,18 +137,31 @@ def _stages(question: Question, card: Card) -> Iterator[Stage]:
 # ------------------------------------------------------------------------------------------------------ the stages
 
 
+def sampling_stages(question: Question, card: Card) -> Iterator[Stage]:
+    """A step of the sampler, before it what its ControlNets encode."""
+    step = step_of(question)
+    shape = shape_in_model(step.model, {"samples": step.latent})
+    for vae, pixels in hints_encoded(shape, step.positive, step.negative, step.middle):
+        yield coding_stage(Coding(vae, pixels, encodes=True), card)
+    yield sampling_stage(question, card)
+
+
 def sampling_stage(question: Question, card: Card) -> Stage:
     """A step of the sampler, with the model's budget if a node gave it one."""
     model, step = question.model, step_of(question)
     budget = budget_of(model)
-    weights = int(model.model_size())
+    beside = step.beside
+    more = sum(int(one.model_size()) for one in beside)
+    weights = int(model.model_size()) + more
+    least = least_of(model, 0) + sum(least_weights(one, 0) for one in beside)
     stage = Stage(
         "sampling",
         Prediction(0, 0),
         weights,
-        least_of(model, 0) if card.has_own_memory else weights,  # a CPU has nothing to stream from
-        None if budget is None else budget.weights,
+        least if card.has_own_memory else weights,  # a CPU has nothing to stream from
+        None if budget is None else budget.weights + more,
         model=id(model.model),
+        beside=more,
     )
     try:
         return replace(
@@ -169,8 +178,9 @@ def notes_of(question: Question) -> tuple[str, ...]:
     """What the prediction of a step assumes or leaves out, for people."""
     if question.positive is None:
         return ("positive is not connected: a prompt of usual length is assumed",)
-    if any("control" in options for _, options in question.positive):
-        return ("ControlNets are not counted",)
+    controls = (options.get(CONTROL) for _, options in question.positive)
+    if any(control is not None and not is_followed(control) for control in controls):
+        return ("a ControlNet of another pack is not counted",)
     return ()
 
 
@@ -230,57 +240,6 @@ def first_part(latent: Any) -> Tensor:
     """The picture of a nested video-and-audio latent, or the latent."""
     tensor: Tensor = latent.unbind()[0] if getattr(latent, "is_nested", False) else latent
     return tensor
-
-
-# ------------------------------------------------------------------------------------- how the graph decodes
-
-
-def decode_in_graph(node: str, graph: Graph, vae: Any, latent: dict[str, Any]) -> Coding | None:
-    """How the nearest decode behind a node will do it; None where there is none, or it decodes in one piece."""
-    behind = readers(graph)
-    for found in reached([node], lambda number: behind.get(number, ())):
-        inputs, kind = graph.get_node(found)["inputs"], graph.get_node(found)["class_type"]
-        x = first_part(latent["samples"])
-        if kind == OUR_DECODE:
-            return Coding(low_memory_vae(vae, VAESettings(**_widgets(inputs, VAESettings))), x)
-        if kind == TILED_DECODE and not isinstance(vae, LowMemoryVAE) and not is_link(inputs.get("tile_size")):
-            return Coding(vae, x, tiles=tiled_arguments(vae, **_widgets(inputs, tiled_arguments)))
-        if kind == TO_FILE:
-            budget = inputs.get("vram_budget_gb", 0.0)
-            return Coding(vae, x, file_budget_gb=0.0 if is_link(budget) else float(budget))
-        if kind in (DECODE, TILED_DECODE):
-            return None
-    return None
-
-
-def _widgets(inputs: Mapping[str, Any], taken: Callable[..., Any]) -> dict[str, Any]:
-    """The values of a node's widgets that a function takes; a prompt may hold others, which the host ignores."""
-    names = inspect.signature(taken).parameters
-    return {name: value for name, value in inputs.items() if name in names and not is_link(value)}
-
-
-def tiled_arguments(
-    vae: Any,
-    tile_size: int,
-    overlap: int = 64,
-    temporal_size: int = 64,
-    temporal_overlap: int = 8,
-    encodes: bool = False,
-) -> dict[str, Any]:
-    """What the stock tiled nodes ask of a VAE, from their widgets in pixels and frames."""
-    if encodes:
-        tile = {"tile_x": tile_size, "tile_y": tile_size, "overlap": overlap}
-        return tile | {"tile_t": temporal_size, "overlap_t": temporal_overlap}
-    overlap = min(overlap, tile_size // 4)
-    if temporal_size < temporal_overlap * 2:
-        temporal_overlap //= 2
-    in_space, in_time = vae.spacial_compression_decode(), vae.temporal_compression_decode()
-    side = tile_size // in_space
-    arguments: dict[str, Any] = {"tile_x": side, "tile_y": side, "overlap": overlap // in_space}
-    if in_time is not None:
-        frames = max(2, temporal_size // in_time)
-        arguments |= {"tile_t": frames, "overlap_t": max(1, min(frames // 2, temporal_overlap // in_time))}
-    return arguments
 
 
 def ram_total(ram_gb: float) -> int:

@@ -40,6 +40,7 @@ from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
 from .conditions import fake_conditions, fake_processed, has_idle_mask, with_masks, without_idle_masks
 from .host_answers import answering, apply_by_exchange, card_answers, free_memory_answer, replaced
+from .networks import Beside, model_without_data, networks_beside, on_card
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 # Beside the one that goes into the model: the noise and the start, both as they came and as the sampler scaled them,
 # and the last estimate.
 SAMPLER_LATENTS = 5
-# Attributes that the host gives a layer for its own streaming and patching. They hold real tensors.
-HOST_LISTS = ("weight_function", "bias_function")
 COUNTED = "headroom_counted"
 BOUNDLESS = 2**62
 READ_WRAPPERS = (APPLY_MODEL, DIFFUSION_MODEL, CALC_COND_BATCH)
@@ -77,6 +76,11 @@ class Step:
     mask: Tensor | None = None
     together: bool = False
     middle: Sequence[Any] = ()
+
+    @property
+    def beside(self) -> list[ModelPatcher]:
+        """The networks that run beside the model."""
+        return networks_beside(self.model, self.positive, self.negative, self.middle)
 
 
 def predict_step(step: Step, card: Card, workspaces: Workspaces = DOCUMENTED) -> Prediction:
@@ -116,13 +120,18 @@ def _predicted(step: Step, card: Card, workspaces: Workspaces, sigma: float | No
         stand_in = StandIn.of(step.model, mode, card)
         stand_in.sigma = sigma
         shape = shape_in_model(step.model, {"samples": step.latent})
+        stand_in.beside.prepare(step.positive, step.negative, step.middle)
         with mode:
             asked = {"positive": step.positive, "negative": step.negative, "middle": step.middle}
-            conditions = {name: fake_conditions(texts) for name, texts in asked.items() if texts or name != "middle"}
+            conditions = {
+                name: fake_conditions(texts, stand_in.beside)
+                for name, texts in asked.items()
+                if texts or name != "middle"
+            }
             run = stand_in.prepared(step, shape, conditions)
-        weights = [*stand_in.model.parameters(), *stand_in.model.buffers()]
-        stand_in.streamed = _streamed(step.model, shape, card)
-        found = predict(mode, card, weights, run, workspaces, stand_in.repeats, conditions)
+        weights = [*stand_in.model.parameters(), *stand_in.model.buffers(), *stand_in.beside.weights]
+        stand_in.streamed = _streamed(step, shape, card)
+        found = predict(mode, card, weights, run, workspaces, stand_in.repeats, [conditions, stand_in.beside.given])
     return replace(found, calls=stand_in.calls)
 
 
@@ -134,6 +143,8 @@ class StandIn:
         model: the host's BaseModel, copied.
         patcher: stands where the host looks for the model's patcher.
         card: where it says it is.
+        beside: what runs beside it.
+        patches: of the model, without data.
         streamed: bytes of weights that the host leaves off the card.
         calls: of the model so far.
         sigma: the noise level, where it makes a difference.
@@ -142,11 +153,13 @@ class StandIn:
     model: nn.Module
     patcher: ModelPatcher
     card: Card
+    beside: Beside
     streamed: int = 0
     calls: int = 0
     sigma: float | None = None
     running: list[str] = field(default_factory=list)
     repeats: Repeats = field(default_factory=Repeats)
+    patches: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: ModelPatcher, mode: FakeTensorMode, card: Card) -> StandIn:
@@ -157,7 +170,8 @@ class StandIn:
                 comfy.utils.set_attr(copied, path, fake_copy(patch, mode, card.device))
             elif not callable(patch):
                 comfy.utils.set_attr(copied, path, patch)
-        stand_in = cls(copied, model.clone(), card)
+        stand_in = cls(copied, model.clone(), card, Beside(mode, card.device))
+        stand_in.patches = stand_in.beside.patches(model.model_options.get("transformer_options", {}))
         stand_in.patcher.model = copied
         stand_in.patcher.load_device = card.device
         copied.current_patcher = stand_in.patcher
@@ -211,6 +225,7 @@ class StandIn:
         """The patcher's, as the sampler makes them; a compiler would read the data."""
         options = copy.copy(self.patcher.model_options)
         inner = options["transformer_options"] = copy.copy(options.get("transformer_options", {}))
+        inner.update(on_card(self.patches, self.card.device))
         wrappers = {
             kind: {key: found for key, found in self.patcher.wrappers.get(kind, {}).items() if key != COMPILED}
             for kind in READ_WRAPPERS
@@ -226,21 +241,6 @@ class StandIn:
         return options
 
 
-def model_without_data(base: Any, mode: FakeTensorMode, device: torch.device) -> Any:
-    """A copy of the host's BaseModel without data, and without what belongs to one loaded copy."""
-    # Shared as they are: settings that are only read, and that do not let themselves be copied.
-    memo: dict[int, Any] = {id(shared): shared for shared in (base.model_config, base.latent_format)}
-    memo[id(base.current_patcher)] = None
-    for layer in base.modules():
-        memo |= {id(vars(layer)[name]): [] for name in HOST_LISTS if vars(layer).get(name)}
-        if "_v" in vars(layer):  # dynamic VRAM's page; without it a layer casts as under the legacy manager
-            memo[id(vars(layer)["_v"])] = None
-    copied = fake_copy(base, mode, device, memo)
-    for layer in copied.modules():
-        vars(layer).pop("_v", None)
-    return copied
-
-
 @dataclass(frozen=True)
 class _AsOnCuda:
     """An attention override that hands what it is given to torch's attention, as the host does on NVIDIA cards."""
@@ -254,9 +254,10 @@ class _AsOnCuda:
         return self.previous(torchs, *args, **kwargs)
 
 
-def _streamed(model: ModelPatcher, shape: torch.Size, card: Card) -> int:
+def _streamed(step: Step, shape: torch.Size, card: Card) -> int:
     """Bytes of weights that the host leaves off a card: it keeps room for a batch of one conditioning."""
-    weights = int(model.model_size())
+    model = step.model
+    weights = int(model.model_size()) + sum(int(one.model_size()) for one in step.beside)
     if not card.has_own_memory:
         return 0
     if model.is_dynamic():

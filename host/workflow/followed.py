@@ -8,7 +8,7 @@ import torch
 
 from ...memory.prediction import CannotPredict
 from ..measure.runs import LOG
-from ..prediction.rows import ask
+from ..planning.rows import ask
 from .isolation import beside_the_prompt
 
 log = logging.getLogger(__name__)

@@ -29,12 +29,13 @@ class Stage:
     Attributes:
         work: "text", "vision", "encode", "sampling" or "decode".
         prediction: its bytes.
-        weights: of its model, as it is stored.
+        weights: of its model, as it is stored, and of the networks that run beside it.
         least_weights: bytes of weights without which it cannot run: what cannot be streamed, and the largest layer.
         budget: bytes its weights may take, where a node limits them; None: no limit.
         method: how it is done, where there is a choice; otherwise empty.
         doubt: why the activations are the host's estimate and not a prediction; empty where they are predicted.
         model: which one it is, by any number: stages of one model share its weights. 0: told apart by their work.
+        beside: bytes of the weights that are those of networks beside its model, which no budget of a node limits.
     """
 
     work: str
@@ -45,6 +46,7 @@ class Stage:
     method: str = ""
     doubt: str = ""
     model: int = 0
+    beside: int = 0
 
     @property
     def activations(self) -> int:

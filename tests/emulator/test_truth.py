@@ -21,8 +21,8 @@ from headroom.host.casting.cast import CastSettings, cast_model
 from headroom.host.measure import calibrated
 from headroom.host.measure.runs import LOG
 from headroom.host.planning.fit import find_fit
+from headroom.host.planning.rows import ask
 from headroom.host.prediction.kept import KEPT
-from headroom.host.prediction.rows import ask
 from headroom.host.prediction.stages import Question, chosen_card
 from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.host.vae.settings import VAESettings

@@ -22,10 +22,10 @@ def one_call(
 
     Args:
         mask: of the noise, as a LATENT has it.
-        more: CONDITIONING that guides too, by its name.
+        more: CONDITIONING by its name, in the place of the family's or beside it.
     """
     comfy.model_management.load_models_gpu([model], memory_required=0, force_full_load=True)
-    text = {"positive": family.conditioning(1), "negative": family.conditioning(2), **more}
+    text: dict[str, Any] = {"positive": family.conditioning(1), "negative": family.conditioning(2), **more}
     base = model.model
 
     def call() -> object:
@@ -38,7 +38,8 @@ def one_call(
         options = dict(model.model_options)
         inner = dict(options.get("transformer_options", {}))
         options["transformer_options"] = inner | {"sample_sigmas": torch.tensor([1.0, 0.0])}
-        asked = [conds["positive"], None if cfg == 1.0 else conds["negative"], *(conds[name] for name in more)]
+        others = (conds[name] for name in more if name not in ("positive", "negative"))
+        asked = [conds["positive"], None if cfg == 1.0 else conds["negative"], *others]
         return comfy.samplers.calc_cond_batch(base, asked, x, torch.full(shape[:1], 0.9), options)
 
     return call

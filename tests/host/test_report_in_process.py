@@ -7,7 +7,7 @@ from comfy_execution.graph import DynamicPrompt
 from headroom.host.attention.backend import apply_attention
 from headroom.host.measure.runs import LOG
 from headroom.host.planning.report import memory_report
-from headroom.host.prediction.rows import ask
+from headroom.host.planning.rows import ask
 from headroom.memory import Peak
 
 from .families import FAMILIES, sample

@@ -14,7 +14,7 @@ from ....memory.render import why_nothing_fits
 from ...core.device import GB
 from ...planning.fit import apply_fit, find_fit
 from ...prediction.header_loading import loading_headers
-from ...prediction.stages import Question, first_part, notes_of, sampling_stage
+from ...prediction.stages import Question, first_part, notes_of, sampling_stages
 from ...prediction.step import shape_in_model
 from ...training.estimate import training_stage
 from ...training.settings import TrainingSettings
@@ -51,7 +51,8 @@ def sample(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         asked.model, latent, positive=asked.positive, negative=asked.negative, middle=asked.middle, cfg=asked.cfg
     )
     found.notes += notes_of(question)
-    found.add(sampling_stage(question, found.card))
+    for stage in sampling_stages(question, found.card):
+        found.add(stage)
     shape = shape_in_model(asked.model, latent)  # a picture for a video's model comes back as a video of one frame
     with found.mode:
         result = {**latent, "samples": torch.empty(shape)}

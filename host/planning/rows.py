@@ -9,8 +9,8 @@ from comfy import model_patcher
 from ...memory import Row
 from ...memory.prediction import Stage
 from ..measure.questions import AskedCoding, AskedSampling
-from .stages import Question, coding_stage, own_card, sampling_stage
-from .vae import Coding
+from ..prediction.stages import Question, coding_stage, own_card, sampling_stage
+from ..prediction.vae import Coding
 
 
 def ask(row: Row) -> None:
