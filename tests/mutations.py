@@ -1662,8 +1662,8 @@ WORKFLOWS = (
         "host/test_catalogue.py",
         (
             "catalogue: an entry goes before the file on disk",
-            "file = public_file(filename) if found is None else None",
-            "file = public_file(filename)",
+            "file = public_file(filename, folder_name) if found is None else None",
+            "file = public_file(filename, folder_name)",
         ),
     ),
     *_of(

@@ -49,8 +49,12 @@ def totals(folder: Path) -> Iterator[Total]:
 
 
 def _files(graph: dict[str, Any]) -> Iterator[str]:
+    """Names; after its folder where the catalogue has two files of one name."""
+    known = json.loads(CATALOGUE.read_text(encoding="utf-8"))["files"]
     for node in graph.get("nodes", ()):
-        yield from (model["name"] for model in (node.get("properties") or {}).get("models") or ())
+        for model in (node.get("properties") or {}).get("models") or ():
+            placed = f"{model['directory']}/{model['name']}"
+            yield placed if placed in known else model["name"]
     for inner in (graph.get("definitions") or {}).get("subgraphs") or ():
         yield from _files(inner)
 

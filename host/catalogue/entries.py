@@ -86,14 +86,18 @@ class PublicFile(NamedTuple):
 
 
 def public_files() -> dict[str, PublicFile]:
-    """All files of the catalogue by their names."""
+    """All files of the catalogue by their names; after its folder where two have one name."""
     return {name: _file(name, entry) for name, entry in _catalogue()["files"].items()}
 
 
-def public_file(name: str) -> PublicFile | None:
-    """A file by its name, whatever folders are before it; None if the catalogue has none."""
-    plain = name.replace("\\", "/").rpartition("/")[2]
-    entry = _catalogue()["files"].get(plain)
+def public_file(name: str, folder: str = "") -> PublicFile | None:
+    """A file by its name, whatever folders are before it; None if the catalogue has none.
+
+    Args:
+        folder: of the host's models, where two files have one name.
+    """
+    plain, files = name.replace("\\", "/").rpartition("/")[2], _catalogue()["files"]
+    entry = files.get(f"{folder}/{plain}", files.get(plain))
     return None if entry is None else _file(plain, entry)
 
 
