@@ -27,6 +27,7 @@ class PublicFile(NamedTuple):
         stored: how, see :func:`.stored.stored`.
         stored_apart: of parts that are stored in another way, by their prefix.
         kept: in the names of layers that a quantised file leaves in 16 bits.
+        tables: how a quantised file stores its embeddings; empty: in 16 bits.
         more: tensors that no network of the host takes, by name.
         markers: names of empty tensors that tell one model from another.
         tokenizer: the tensor that holds one.
@@ -40,6 +41,7 @@ class PublicFile(NamedTuple):
     stored: str
     stored_apart: Mapping[str, str] = {}
     kept: tuple[str, ...] = ()
+    tables: str = ""
     more: Mapping[str, list[int]] = {}
     markers: tuple[str, ...] = ()
     tokenizer: str = ""
@@ -56,8 +58,8 @@ class PublicFile(NamedTuple):
         result: dict[str, Tensor] = {}
         for prefix, network in self.parts.items():
             way = self.stored_apart.get(prefix, self.stored)
-            found = stored({prefix + name: shape for name, shape in build(network, networks).items()}, way, self.kept)
-            result.update(found)
+            shapes: TensorShapes = {prefix + name: shape for name, shape in build(network, networks).items()}
+            result.update(stored(shapes, way, self.kept, self.tables))
         more: TensorShapes = {name: tuple(shape) for name, shape in self.more.items()}
         result.update(stored(more, self.stored if self.stored in WHOLE else "bf16"))
         markers: TensorShapes = {name: (0,) for name in self.markers}

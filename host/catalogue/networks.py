@@ -12,6 +12,7 @@ from typing import Any
 
 import comfy.ops
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 TensorShapes = dict[str, tuple[int, ...]]
@@ -68,8 +69,11 @@ def _arguments(made: type, given: dict[str, Any]) -> tuple[type, dict[str, Any]]
     if known <= {"image_model", "args", "kwargs"}:  # it hands all on to the class that it is made from
         known |= set(inspect.signature(made.__mro__[1]).parameters)
     own = {name: value for name, value in given.items() if name not in known and hasattr(made, name)}
-    layers = getattr(comfy.ops, "disable_weight_init", None)  # as they are, without numbers in them
-    blank = {"device": "meta", "dtype": torch.float16, "operations": layers, "ops": layers}
+    layers = _layers()
+    blank = {
+        "device": "meta", "dtype": torch.float16, "operations": layers, "ops": layers,
+        "model_options": {"custom_operations": layers},
+    }  # fmt: skip
     result = {name: value for name, value in blank.items() if name in known}
     for name, value in given.items():
         if name in own:
@@ -78,6 +82,21 @@ def _arguments(made: type, given: dict[str, Any]) -> tuple[type, dict[str, Any]]
         if name.endswith("_dtype"):
             result[name] = getattr(torch, value)
     return type(made.__name__, (made,), own) if own else made, result
+
+
+def _layers() -> Any:
+    """The host's layers as they are, without numbers in them."""
+    plain = getattr(comfy.ops, "disable_weight_init", None)
+    return None if plain is None else type("Layers", (plain,), {"MoEExperts": _Experts})
+
+
+class _Experts(nn.Module):
+    """Matrices of which there is one for each expert, as the host takes them from a file."""
+
+    def __init__(self, num_experts: int, in_features: int, out_features: int, bias: bool = True, **more: Any) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(num_experts, out_features, in_features, **more))
+        self.bias = nn.Parameter(torch.empty(num_experts, out_features, **more)) if bias else None
 
 
 def _read(named: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,6 +146,24 @@ def _mage_flow(shapes: TensorShapes) -> TensorShapes:
     }
 
 
+def _pixeldit(shapes: TensorShapes) -> TensorShapes:
+    """PixelDiT with its two modulations as one layer, and under the name of the part that is trained."""
+    result: TensorShapes = {}
+    for key, shape in shapes.items():
+        if "adaLN_modulation_mlp" in key:
+            continue
+        if "adaLN_modulation_msa" in key:
+            key, shape = key.replace("adaLN_modulation_msa", "adaLN_modulation.0"), (2 * shape[0], *shape[1:])
+        result[key if key.startswith("lq_proj.") else f"core.{key}"] = shape
+    return result
+
+
+def _gpt_oss(shapes: TensorShapes) -> TensorShapes:
+    """GPT-OSS without the host's encoder around it."""
+    return {key.removeprefix("transformer."): shape for key, shape in shapes.items()}
+
+
 SPELLINGS: dict[str, Callable[[TensorShapes], TensorShapes]] = {
     "open_clip": _open_clip, "qwen3_vl": _qwen3_vl, "mage_flow": _mage_flow,
+    "pixeldit": _pixeldit, "gpt_oss": _gpt_oss,
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Stand-ins for the tokenizers that lie in some text encoders' files, made when they are needed.
 
-They know a few syllables or single letters. A text has about as many tokens with the first as words, and with the
-second as letters; most text encoders fill their texts up to a length that is the same for all.
+They know a few syllables, single letters or no word at all. A text has about as many tokens with the first and the last
+as words, and with the second as letters; most text encoders fill their texts up to a length that is the same for all.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def stand_in(tensor: str) -> bytes:
     Args:
         tensor: the name of the tensor that holds it in the file, which says its kind.
     """
-    return _tekken() if tensor.endswith("tekken_model") else _sentence_pieces()
+    kinds = {"tekken_model": _tekken, "tokenizer_json": _words}
+    return next((made for name, made in kinds.items() if tensor.endswith(name)), _sentence_pieces)()
 
 
 @lru_cache(maxsize=1)
@@ -43,3 +44,13 @@ def _tekken() -> bytes:
     special = [{"rank": rank, "token_str": token} for rank, token in enumerate(SPECIAL)]
     size = {"default_vocab_size": len(letters) + len(special)}
     return json.dumps({"config": size, "vocab": letters, "special_tokens": special}).encode()
+
+
+@lru_cache(maxsize=1)
+def _words() -> bytes:
+    """Of the ``tokenizers`` library: each word, and each row of marks between words, is one unknown token."""
+    tokenizers = importlib.import_module("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({SPECIAL[0]: 0}, unk_token=SPECIAL[0]))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    found: str = made.to_str()
+    return found.encode()
