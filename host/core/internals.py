@@ -73,6 +73,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(f"{_WRAPPERS}CALC_COND_BATCH", "guidance is not computed in turns"),
     Internal(f"{_WRAPPERS}DIFFUSION_MODEL", "predictions leave out what other packs wrap around a model's network"),
     Internal("comfy.ldm.lightricks.model:generate_freq_grid_np", "predictions for LTX may disturb what the host keeps"),
+    Internal("comfy.ldm.hidream.model:MoEGate", "what a step of HiDream takes is the host's own estimate"),
     Internal("comfy.ldm.modules.attention:optimized_attention", "a training's attention is not named"),
     Internal("comfy.quant_ops:QUANT_ALGOS", "weights are not cast to scaled formats"),
     Internal("comfy.quant_ops:QuantizedTensor", "weights are not cast to scaled formats"),

@@ -21,7 +21,7 @@ from ...memory.prediction import (
     name_modules,
     predict,
 )
-from .host_answers import answering, card_answers, free_memory_answer
+from .host_answers import answering, card_answers, few_experts, free_memory_answer
 
 PROMPT = "a photograph of a lighthouse on a rocky shore at dusk, waves, warm light in the windows"
 
@@ -106,7 +106,7 @@ class _Encoder:
     def predicted(self, card: Card, mode: FakeTensorMode, workspaces: Workspaces, given: Any) -> tuple[Prediction, Any]:
         running: list[str] = []
         results: list[Any] = []
-        with answering({**card_answers(card), "load_models_gpu": lambda *_, **__: None}):
+        with answering({**card_answers(card), "load_models_gpu": lambda *_, **__: None}), few_experts():
             network = fake_copy(self.network, mode, card.device)
             encoder = self.with_network(network)
             name_modules(network, running)

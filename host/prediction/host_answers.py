@@ -13,6 +13,7 @@ from typing import Any
 import comfy.model_management as model_management
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ...memory.accelerator import is_here
 from ...memory.prediction import Card, LiveBytes
@@ -21,6 +22,9 @@ from ..core.internals import find
 _ONE_AT_A_TIME = threading.RLock()
 KITCHEN = "comfy_kitchen."  # its modules keep the matrix by which int8_convrot turns weights
 LIGHTRICKS = "comfy.ldm.lightricks.model"
+# Gates that choose experts for each token, and at which of their results the choice is.
+GATES = {"comfy.ldm.hidream.model:MoEGate": 0, "comfy.text_encoders.gpt_oss:GptOssTopKRouter": 1}
+SAME_EXPERTS = "which experts a token chooses is not known: all are taken to choose the same, which takes most"
 LEAST_FREE = 2**20
 
 
@@ -53,6 +57,36 @@ def uncached() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
 def _rotation(size: int, device: Any = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
     """In the place of comfy-kitchen's, where only its shape counts."""
     return torch.empty(size, size, dtype=dtype, device=device)
+
+
+@contextmanager
+def few_experts() -> Iterator[None]:
+    """Within it, all tokens without data go to the same experts: which they would choose is not known, and none of
+    these can get more, nor take more memory."""
+    with ExitStack() as stack:
+        for path, place in GATES.items():
+            gate = find(path)
+            if gate is not None:
+                stack.enter_context(replaced(gate, "forward", _to_the_first(gate.forward, place)))
+        yield
+
+
+def _to_the_first(forward: Callable[..., Any], place: int) -> Callable[..., Any]:
+    def choose(*args: Any, **kwargs: Any) -> Any:
+        results = list(forward(*args, **kwargs))
+        chosen: Tensor = results[place]
+        if isinstance(chosen, FakeTensor):
+            tokens, experts = chosen.shape
+            results[place] = torch.arange(experts, device=chosen.device).repeat(tokens, 1)
+        return tuple(results)
+
+    return choose
+
+
+def has_experts(network: nn.Module) -> bool:
+    """Whether tokens of a network choose experts."""
+    gates = tuple(gate for gate in map(find, GATES) if gate is not None)
+    return any(isinstance(part, gates) for part in network.modules())
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from ..measure.calibrated import workspaces_for
 from ..offload.budget import budget_of, least_weights
 from ..sampling.conditioning import usual_conditioning
 from .encoders import predict_text
+from .host_answers import SAME_EXPERTS, has_experts
 from .kept import coding_key, kept, step_key, text_key
 from .networks import CONTROL, hints_encoded, is_followed
 from .step import Step, predict_step, shape_in_model
@@ -176,12 +177,13 @@ def sampling_stage(question: Question, card: Card) -> Stage:
 
 def notes_of(question: Question) -> tuple[str, ...]:
     """What the prediction of a step assumes or leaves out, for people."""
+    assumed = (SAME_EXPERTS,) if has_experts(question.model.model) else ()
     if question.positive is None:
-        return ("positive is not connected: a prompt of usual length is assumed",)
+        return ("positive is not connected: a prompt of usual length is assumed", *assumed)
     controls = (options.get(CONTROL) for _, options in question.positive)
     if any(control is not None and not is_followed(control) for control in controls):
-        return ("a ControlNet of another pack is not counted",)
-    return ()
+        return ("a ControlNet of another pack is not counted", *assumed)
+    return assumed
 
 
 def step_of(question: Question) -> Step:

@@ -39,7 +39,7 @@ from ..core.wrapper_kinds import APPLY_MODEL, CALC_COND_BATCH, DIFFUSION_MODEL
 from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
 from .conditions import fake_conditions, fake_processed, has_idle_mask, with_masks, without_idle_masks
-from .host_answers import answering, apply_by_exchange, card_answers, free_memory_answer, replaced
+from .host_answers import answering, apply_by_exchange, card_answers, few_experts, free_memory_answer, replaced
 from .networks import Beside, model_without_data, networks_beside, on_card
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _with_or_without_masks(step: Step, card: Card, workspaces: Workspaces, sigma
 def _predicted(step: Step, card: Card, workspaces: Workspaces, sigma: float | None) -> Prediction:
     mode = fake_mode()
     # Some models move a layer while they run, which torch does in a way that tensors without data do not allow.
-    with answering(card_answers(card)), replaced(nn.Module, "_apply", apply_by_exchange):
+    with answering(card_answers(card)), few_experts(), replaced(nn.Module, "_apply", apply_by_exchange):
         stand_in = StandIn.of(step.model, mode, card)
         stand_in.sigma = sigma
         shape = shape_in_model(step.model, {"samples": step.latent})

@@ -7,7 +7,7 @@ operator that has nothing but known numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +21,6 @@ MOST = 2**16  # numbers of a tensor that goes along
 KINDS = (torch.int64, torch.int32, torch.bool, torch.float32)
 MADE_OF_DATA = torch.ops.aten.lift_fresh.default  # what torch.tensor calls with what it made
 ASKS = torch.ops.aten._local_scalar_dense.default  # bool(tensor), tensor.item()
-BY_PLACE = torch.ops.aten.index.Tensor  # x[...] by tensors
 # Operators that make numbers of no tensor.
 COUNTS = (
     torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.full, torch.ops.aten.zeros, torch.ops.aten.ones,
@@ -71,22 +70,14 @@ class KnownNumbers:
 
         return tree_map(fake, numbers)
 
-    def placed(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """The arguments of ``x[mask]``, for ``x`` that are not known: the places in the place of the masks that have
-        them; None where there is no such mask. Call it in a fake mode."""
-        if func is not BY_PLACE:
-            return None
-        x, indices = args
-        if not any(_is_mask(index) and index in self._numbers for index in indices):
-            return None
-        return x, [place for index in indices for place in self._places(index)]
-
-    def _places(self, index: Any) -> list[Any]:
-        if not (_is_mask(index) and index in self._numbers):
-            return [index]
-        with _without_modes():
-            found = self._numbers[index].nonzero(as_tuple=True)
-        return [torch.empty(one.shape, dtype=one.dtype, device=index.device) for one in found]
+    def places(self, indices: Sequence[Any]) -> list[Any]:
+        """The indices of ``x[...]`` with the places that a mask sets instead of the mask, if they are known. Call it
+        where its operators are to be followed: torch looks for the places, too."""
+        found: list[Any] = []
+        for index in indices:
+            mask = isinstance(index, Tensor) and index.dtype == torch.bool and index in self._numbers
+            found.extend(index.nonzero().unbind(1) if mask else [index])
+        return found
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
@@ -122,10 +113,6 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[place] if place < len(args) else kwargs.get(argument.name)
             yield from (one for one in tree_iter(given) if isinstance(one, Tensor))
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, Tensor) and index.dtype == torch.bool
 
 
 def _may_be_known(result: Any) -> bool:

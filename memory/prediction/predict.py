@@ -31,6 +31,8 @@ def _attention_on_cpu(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> i
 # torch's own formulas, which have no entry for its kernel on CPUs.
 FLOPS = {**flop_registry, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_on_cpu}
 
+BY_INDEX = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -172,15 +174,15 @@ class _WithoutData(LiveBytes):
         answer = self._numbers.answer(func, args)
         if answer is not None:
             return answer
+        if func in BY_INDEX:
+            with self:
+                args = (args[0], self._numbers.places(args[1]), *args[2:])
         try:
             result = super().run(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             result = self._numbers.made(func, args, kwargs)
             if result is None:
-                placed = self._numbers.placed(func, args)
-                if placed is None:
-                    raise
-                result = super().run(func, placed, kwargs)
+                raise
         self._numbers.follow(func, args, kwargs, result)
         formula = FLOPS.get(func.overloadpacket)
         if formula is not None:

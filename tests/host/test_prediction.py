@@ -3,6 +3,7 @@
 import importlib
 import json
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -79,6 +80,32 @@ def off_by(prediction: Prediction, work: Callable[[], object]) -> float:
     """Relative error of predicted activations against torch's profiler."""
     work()
     return abs(prediction.activations / peak_bytes(work) - 1)
+
+
+def looking(family: Family) -> Any:
+    """The model with a function around it that looks at the latent's values."""
+    model = family.load().clone()
+
+    def look(apply: Callable[..., Tensor], given: dict[str, Any]) -> Tensor:
+        assert given["input"].nonzero() is not None
+        return apply(given["input"], given["timestep"], **given["c"])
+
+    model.set_model_unet_function_wrapper(look)
+    return model
+
+
+@contextmanager
+def alike_experts(model: Any) -> Iterator[None]:
+    """Within it, the gates of a model find all experts equal."""
+    weights = [weight for name, weight in model.model.named_parameters() if name.endswith("gate.weight")]
+    before = [weight.clone() for weight in weights]
+    for weight in weights:
+        weight.data.zero_()
+    try:
+        yield
+    finally:
+        for weight, one in zip(weights, before):
+            weight.data.copy_(one)
 
 
 STORED = ("float8_e4m3fn_scaled", "int8_convrot", "mxfp8", "float8_e4m3fn_unscaled", "bfloat16", "asym_w4a8_int8")
@@ -197,9 +224,21 @@ class TestSteps:
             kept.update(kept_before)
 
     def test_the_operator_that_looks_at_data_is_named(self) -> None:
-        family = FAMILIES["hidream"]
+        family = FAMILIES["flux"]
         with pytest.raises(CannotPredict, match="nonzero"):
-            predict_step(step_of(family.load(), family, family.latent()), this_cpu())
+            predict_step(step_of(looking(family), family, family.latent()), this_cpu())
+
+    @pytest.mark.parametrize(("height", "width"), [(256, 192), (128, 320)])
+    def test_tokens_that_choose_experts_are_taken_to_choose_the_same(self, height: int, width: int) -> None:
+        """As they do where all experts are worth the same: a choice that leaves none of them more to do."""
+        family = FAMILIES["hidream"]
+        model, latent = family.load(), family.latent(height, width)
+        prediction = predict_step(step_of(model, family, latent), this_cpu())
+        work = one_call(model, family, tuple(latent.shape))
+        work()
+        assert peak_bytes(work) <= prediction.activations * 1.005
+        with alike_experts(model):
+            assert off_by(prediction, work) <= 0.02
 
     @pytest.mark.parametrize("name", ["z_image", "lumina2"])
     def test_a_mask_that_hides_nothing_is_left_out_as_the_host_does(self, name: str) -> None:
@@ -476,13 +515,20 @@ class TestAnswers:
         assert not any(stage.doubt for stage in other)
 
     def test_what_cannot_be_predicted_is_the_hosts_estimate_and_says_so(self) -> None:
-        family = FAMILIES["hidream"]
+        family = FAMILIES["flux"]
         latent = family.latent()
-        question = Question(family.load(), {"samples": latent}, positive=family.conditioning(1))
+        question = Question(looking(family), {"samples": latent}, positive=family.conditioning(1))
         forecast = estimate(question, chosen_card(THIS_MACHINE, 0.0, CPU)).forecast
         report = render_forecast(forecast)
         assert "the host's own estimate, not a prediction: aten.nonzero" in report
         assert forecast.activations == int(family.load().model.memory_required([2, *latent.shape[1:]]))
+
+    def test_what_is_taken_of_experts_is_said(self) -> None:
+        answers = [
+            estimate(Question(family.load(), {"samples": family.latent()}, positive=family.conditioning(1)), this_cpu())
+            for family in (FAMILIES["hidream"], FAMILIES["flux"])
+        ]
+        assert [any("experts" in note for note in answer.notes) for answer in answers] == [True, False]
 
     def test_an_answer_is_kept(self, monkeypatch: pytest.MonkeyPatch) -> None:
         question, card = self.question(), named_card("sm86", 16.0)

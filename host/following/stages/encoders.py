@@ -15,7 +15,7 @@ from ....memory.prediction import Prediction, Stage
 from ...measure.calibrated import workspaces_for
 from ...offload.budget import least_weights
 from ...prediction.encoders import PROMPT, predict_encoding, predict_vision
-from ...prediction.host_answers import replaced
+from ...prediction.host_answers import SAME_EXPERTS, has_experts, replaced
 from ..calling import Outputs, outputs
 from ..findings import Findings
 from ..inputs import Inputs
@@ -34,6 +34,7 @@ def encode_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
             clip, found.card, lambda one: outputs(kind, encode(clip=one)), found.mode, spaces, given
         )
     found.add(_stage("text", prediction, clip.patcher, clip.cond_stage_model))
+    found.notes += [SAME_EXPERTS] if has_experts(clip.cond_stage_model) else []
     return results
 
 
