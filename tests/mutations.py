@@ -1581,6 +1581,29 @@ WORKFLOWS = (
         ),
     ),
     *_of(
+        "host/following/stages/networks.py",
+        "host/test_networks.py",
+        (
+            "dry run: a network that stays on the CPU is counted on the card",
+            "device = None if patcher is not None else",
+            "device = None if True else",
+        ),
+        (
+            "dry run: what scales pictures up is predicted without the host's tiles",
+            "as counted, one_of_each_tile():",
+            "as counted:",
+        ),
+    ),
+    *_of(
+        "host/prediction/host_answers.py",
+        "host/test_networks.py",
+        (
+            "prediction: audio encoders attend as on this machine",
+            "stack.enter_context(replaced(module, name, torchs))",
+            "pass",
+        ),
+    ),
+    *_of(
         "host/following/files.py",
         "host/test_following.py",
         (

@@ -68,6 +68,7 @@ PLAIN = (
     "VideoLinearCFGGuidance", "VideoTriangleCFGGuidance", "WanCameraEmbedding", "LTXVCropGuides", "CFGOverride",
     "SetLatentNoiseMask", "TrimVideoLatent", "LatentCut", "LatentCutToBatch", "T5TokenizerOptions", "SetFirstSigma",
     "ControlNetApply", "SetUnionControlNetType", "AnimaLLLiteApply", "USOStyleReference",
+    "EmptyAudio",
 )  # fmt: skip
 
 # Nodes that are run as they are, but for the VAE with which they encode pictures: what that takes is a stage.
@@ -78,6 +79,7 @@ ENCODING = (
     "WanTrackToVideo", "WanMoveTrackToVideo", "LTXVImgToVideo", "LTXVAddGuide",
     "CosmosImageToVideoLatent", "CosmosPredict2ImageToVideoLatent", "QwenImageDiffsynthControlnet",
     "ZImageFunControlnet", "ControlNetApplyAdvanced", "ControlNetApplySD3", "ControlNetInpaintingAliMamaApply",
+    "WanSoundImageToVideo", "WanSoundImageToVideoExtend", "WanHuMoImageToVideo",
 )  # fmt: skip
 
 # Nodes that are not followed, and take no memory of a card to speak of: pictures, masks, sound, words, choices.

@@ -1,4 +1,5 @@
-"""What encoding a prompt, or looking at a picture, would take, without data."""
+"""What one of the host's networks beside models and VAEs would take: text encoders, and what looks, listens, scales up.
+All of it without data."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -21,7 +23,15 @@ from ...memory.prediction import (
     name_modules,
     predict,
 )
-from .host_answers import answering, card_answers, few_experts, free_memory_answer
+from .host_answers import (
+    answering,
+    apply_by_exchange,
+    attending,
+    card_answers,
+    few_experts,
+    free_memory_answer,
+    replaced,
+)
 
 PROMPT = "a photograph of a lighthouse on a rocky shore at dusk, waves, warm light in the windows"
 
@@ -66,8 +76,8 @@ def predict_encoding(
         stand_in.cond_stage_model = stand_in.patcher.model = network
         return stand_in
 
-    encoder = _Encoder(clip.cond_stage_model, with_network, encode)
-    return encoder.predicted(card, mode or fake_mode(), workspaces, given)
+    held = HeldNetwork(clip.cond_stage_model, with_network)
+    return predict_network(held, card, encode, mode, workspaces, given)
 
 
 def predict_vision(
@@ -86,36 +96,64 @@ def predict_vision(
         stand_in.model = network
         return stand_in
 
-    return _Encoder(vision.model, with_network, encode).predicted(card, mode or fake_mode(), workspaces, given)
+    return predict_network(HeldNetwork(vision.model, with_network), card, encode, mode, workspaces, given)
 
 
 @dataclass(frozen=True)
-class _Encoder:
-    """An encoder of the host's.
+class HeldNetwork:
+    """A network, and whatever of the host's holds it.
 
     Attributes:
-        network: its module.
-        with_network: gives the encoder with another module in the place of this one.
-        encode: gets the encoder.
+        network: the module.
+        with_network: gives the holder with another module in the place of this one.
+        device: where the network runs, whatever the card; None: on the card.
+        copied: copies it without data, as :func:`...memory.prediction.fake_copy` does.
     """
 
     network: nn.Module
-    with_network: Callable[[nn.Module], Any]
-    encode: Callable[[Any], Any]
+    with_network: Callable[[Any], Any]
+    device: torch.device | None = None
+    copied: Callable[[Any, FakeTensorMode, torch.device], Any] = fake_copy
 
-    def predicted(self, card: Card, mode: FakeTensorMode, workspaces: Workspaces, given: Any) -> tuple[Prediction, Any]:
-        running: list[str] = []
-        results: list[Any] = []
-        with answering({**card_answers(card), "load_models_gpu": lambda *_, **__: None}), few_experts():
-            network = fake_copy(self.network, mode, card.device)
-            encoder = self.with_network(network)
-            name_modules(network, running)
 
-            def run(tracker: LiveBytes) -> Any:
-                tracker.modules = running
-                with answering({"get_free_memory": free_memory_answer(card, tracker)}):
-                    results.append(self.encode(encoder))
+def predict_network(
+    held: HeldNetwork,
+    card: Card,
+    work: Callable[[Any], Any],
+    mode: FakeTensorMode | None = None,
+    workspaces: Workspaces = DOCUMENTED,
+    given: Any = (),
+) -> tuple[Prediction, Any]:
+    """Predicts what ``work`` takes, and gives its result without data.
 
-            weights = [*network.parameters(), *network.buffers()]
-            found = predict(mode, card, weights, run, workspaces, given=given)
-        return found, results[0]
+    Args:
+        held: the network.
+        card: where it would run.
+        work: gets its holder without data.
+        mode: what its result is faked in.
+        given: tensors without data, in any structure, that are there before and are not counted.
+
+    Raises:
+        CannotPredict: the network looks at its data.
+    """
+    mode, running = mode or fake_mode(), list[str]()
+    results: list[Any] = []
+    moving = replaced(nn.Module, "_apply", apply_by_exchange)
+    with (
+        answering({**card_answers(card), "load_models_gpu": lambda *_, **__: None}),
+        attending(card),
+        moving,
+        few_experts(),
+    ):
+        network = held.copied(held.network, mode, held.device or card.device)
+        holder = held.with_network(network)
+        name_modules(network, running)
+
+        def run(tracker: LiveBytes) -> Any:
+            tracker.modules = running
+            with answering({"get_free_memory": free_memory_answer(card, tracker)}):
+                results.append(work(holder))
+
+        weights = [*network.parameters(), *network.buffers()]
+        found = predict(mode, card, weights, run, workspaces, given=given)
+    return found, results[0]

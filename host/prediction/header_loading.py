@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import comfy.utils
 import folder_paths
 import torch
-from comfy import clip_vision
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -18,7 +18,8 @@ from ...memory.prediction import Card
 from ...offload.safetensors_header import NotAHeader, StoredTensor, read_header
 from ..catalogue.entries import PublicFile, public_file
 from ..catalogue.networks import NoSuchNetwork
-from .host_answers import answering, apply_by_exchange, card_answers, free_memory_answer, replaced
+from ..core.internals import find
+from .host_answers import answering, apply_by_exchange, card_answers, free_memory_answer, modules_with, replaced
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -27,6 +28,7 @@ DTYPES = {
 }  # fmt: skip
 # What is no weight: how a tensor is quantised, as JSON, and tokenizers. The host reads them to know what it has.
 DESCRIPTIONS = (".comfy_quant", "spiece_model", "tekken_model", "tokenizer_json")
+MEL = "torchaudio.functional"
 MOST_DESCRIBED = 2**28  # bytes of one: tokenizers have some ten million
 
 
@@ -150,15 +152,27 @@ def loading_headers(mode: FakeTensorMode, card: Card, absent: Absent | None = No
         "get_free_memory": free_memory_answer(card),
         "load_models_gpu": lambda *_, **__: None,
     }
-    loader = replaced(comfy.utils, "load_torch_file", load_torch_file)
-    has_its_own = hasattr(clip_vision, "load_torch_file")
-    of_vision = replaced(clip_vision, "load_torch_file", load_torch_file) if has_its_own else nullcontext()
     finder = absent.finding() if absent is not None else nullcontext()
     moving = replaced(nn.Module, "_apply", apply_by_exchange)
     # The host asks of some weights whether they are all zero; those of a file that people use are not.
     counting = replaced(torch, "count_nonzero", lambda tensor, *_, **__: tensor.numel())
-    with answering(answers), loader, of_vision, finder, _older_forms(), mode, moving, counting:
+    with answering(answers), ExitStack() as loaders, finder, _older_forms(), mode, moving, counting:
+        for module in modules_with("load_torch_file", comfy.utils.load_torch_file):
+            loaders.enter_context(replaced(module, "load_torch_file", load_torch_file))
+        banks = find(f"{MEL}:melscale_fbanks")
+        if banks is not None:
+            loaders.enter_context(replaced(sys.modules[MEL], "melscale_fbanks", _with_data(banks)))
         yield
+
+
+def _with_data(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of numbers alone that looks at what it computes, such as a table of the ear's frequencies."""
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        with torch._subclasses.fake_tensor.unset_fake_temporarily():
+            return function(*args, **kwargs)
+
+    return computed
 
 
 @contextmanager

@@ -25,6 +25,8 @@ LIGHTRICKS = "comfy.ldm.lightricks.model"
 # Gates that choose experts for each token, and at which of their results the choice is.
 GATES = {"comfy.ldm.hidream.model:MoEGate": 0, "comfy.text_encoders.gpt_oss:GptOssTopKRouter": 1}
 SAME_EXPERTS = "which experts a token chooses is not known: all are taken to choose the same, which takes most"
+ATTENTION = "comfy.ldm.modules.attention"
+CHOSEN = ("optimized_attention", "optimized_attention_masked")  # the host's names for its choice
 LEAST_FREE = 2**20
 
 
@@ -177,6 +179,23 @@ def card_answers(card: Card) -> dict[str, Callable[..., Any]]:
         "text_encoder_offload_device": lambda: cpu,
         "text_encoder_initial_device": lambda *_: cpu,
     }
+
+
+@contextmanager
+def attending(card: Card) -> Iterator[None]:
+    """Within it, the host's networks attend as on this card: what this machine's do was chosen when it started."""
+    torchs = find(f"{ATTENTION}:attention_pytorch")
+    with ExitStack() as stack:
+        for name in CHOSEN if torchs is not None and not is_here(card.device) else ():
+            for module in modules_with(name, find(f"{ATTENTION}:{name}")):
+                stack.enter_context(replaced(module, name, torchs))
+        yield
+
+
+def modules_with(name: str, function: Any) -> list[ModuleType]:
+    """The host's modules that have a function under this name: some keep what they import from others."""
+    found = [one for path, one in list(sys.modules.items()) if path.startswith(("comfy.", "comfy_extras."))]
+    return [one for one in found if function is not None and vars(one).get(name) is function]
 
 
 def _is_cpu(device: Any) -> bool:

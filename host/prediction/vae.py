@@ -167,7 +167,7 @@ class _StandIn:
             tracker.modules = self.running
             free = free_memory_answer(self.card, tracker)
             self.vae.patcher.get_free_memory = free
-            with answering({"get_free_memory": free}), _one_of_each_tile():
+            with answering({"get_free_memory": free}), one_of_each_tile():
                 return call()
 
         return run
@@ -258,7 +258,7 @@ def _blended(geometry: Geometry, x: Tensor) -> Tensor:
 
 
 @contextmanager
-def _one_of_each_tile() -> Iterator[None]:
+def one_of_each_tile() -> Iterator[None]:
     """Within it, the host's tiling computes one tile of each shape, beside what it gathers them in."""
     with replaced(comfy.utils, "tiled_scale_multidim", _tiled):
         yield

@@ -31,7 +31,7 @@ from ..following.kinds import (
     WRITES,
     is_neutral,
 )
-from ..following.stages import coding, encoders, sampling
+from ..following.stages import coding, encoders, networks, sampling
 from ..prediction.header_loading import Absent
 
 # What following a node raises where its model, its file or its settings are the reason. Any other error is a fault of
@@ -157,4 +157,4 @@ def _followers() -> Iterator[tuple[Iterable[str], Follow]]:
     yield (*PLAIN, *ENCODING), plain.run_plainly
 
 
-FOLLOWERS = {kind: follow for kinds, follow in _followers() for kind in kinds} | files.OF_VIDEO
+FOLLOWERS = {kind: follow for kinds, follow in _followers() for kind in kinds} | files.OF_VIDEO | networks.OF_NETWORKS

@@ -27,7 +27,7 @@ class Stage:
     """One part of a workflow that has the card to itself.
 
     Attributes:
-        work: "text", "vision", "encode", "sampling" or "decode".
+        work: "text", "vision", "sound", "encode", "sampling", "decode" or "upscale".
         prediction: its bytes.
         weights: of its model, as it is stored, and of the networks that run beside it.
         least_weights: bytes of weights without which it cannot run: what cannot be streamed, and the largest layer.

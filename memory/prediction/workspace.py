@@ -133,6 +133,10 @@ def _cpu_convolution(args: tuple[Any, ...], out: Tensor, threads: int) -> int:
     kernel = math.prod(weight.shape[2:])
     if transposed:
         return 2 * _bytes(out)
+    if x.ndim == 3 and not x.is_contiguous():  # along one dimension torch makes it contiguous first
+        return _bytes(x) + _cpu_convolution(
+            (torch.empty(x.shape, dtype=x.dtype, device="meta"), *args[1:]), out, threads
+        )
     if not _by_onednn(x, weight, stride, args[8], threads):
         # It unfolds: a column of input values per pixel of the result.
         return 0 if kernel == 1 else x.shape[1] * kernel * (out.numel() // out.shape[1]) * x.element_size()

@@ -60,8 +60,8 @@ def advise(forecast: Forecast) -> Iterator[str]:
             yield f"{over}: put Training Memory before Train LoRA; Will Training Fit? tells what each plan takes"
         elif stage.work == "sampling":
             yield f"{over}: make the picture or the batch smaller, or sample guidance in turns (Make It Fit does)"
-        elif stage.work == "vision":
-            yield f"{over}: take a smaller vision model, or the same in fewer bits"
+        elif stage.work in ("vision", "sound", "upscale"):
+            yield f"{over}: take a smaller model for it, or the same in fewer bits"
         else:
             yield f"{over}: run the text encoder on the CPU (a device input of its loader)"
     if forecast.ram and forecast.ram_needed > forecast.ram:

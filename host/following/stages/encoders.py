@@ -33,7 +33,7 @@ def encode_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         prediction, results = predict_encoding(
             clip, found.card, lambda one: outputs(kind, encode(clip=one)), found.mode, spaces, given
         )
-    found.add(_stage("text", prediction, clip.patcher, clip.cond_stage_model))
+    found.add(encoder_stage("text", prediction, clip.patcher, clip.cond_stage_model))
     found.notes += [SAME_EXPERTS] if has_experts(clip.cond_stage_model) else []
     return results
 
@@ -56,7 +56,7 @@ def write_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     spaces, given = workspaces_for(found.card), list(inputs.values())
     with _without_its_bar():
         prediction, _ = predict_encoding(clip, found.card, run, found.mode, spaces, given)
-    found.add(_stage("text", prediction, clip.patcher, clip.cond_stage_model, method="written"))
+    found.add(encoder_stage("text", prediction, clip.patcher, clip.cond_stage_model, method="written"))
     found.notes.append(f"what {kind} writes is taken to be of usual length")
     return (PROMPT,)
 
@@ -90,10 +90,11 @@ def encode_vision(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         workspaces_for(found.card),
         [image],
     )
-    found.add(_stage("vision", prediction, vision.patcher, vision.model))
+    found.add(encoder_stage("vision", prediction, vision.patcher, vision.model))
     return results
 
 
-def _stage(work: str, prediction: Prediction, patcher: Any, network: Any, method: str = "") -> Stage:
+def encoder_stage(work: str, prediction: Prediction, patcher: Any, network: Any, method: str = "") -> Stage:
+    """A stage of one of the host's networks, which its patcher loads."""
     weights, least = int(patcher.model_size()), least_weights(patcher, 0)
     return Stage(work, prediction, weights, least, method=method, model=id(network))
