@@ -1595,6 +1595,15 @@ WORKFLOWS = (
         ),
     ),
     *_of(
+        "memory/prediction/assumed.py",
+        "unit/test_assumed.py",
+        (
+            "prediction: of unknown data nothing is kept",
+            "torch.empty((mask.numel(), mask.ndim)",
+            "torch.empty((0, mask.ndim)",
+        ),
+    ),
+    *_of(
         "host/prediction/host_answers.py",
         "host/test_networks.py",
         (

@@ -56,11 +56,21 @@ def _shapes(path: str, given: str) -> TensorShapes:
     try:
         made = getattr(importlib.import_module(module), name)
         made, arguments = _arguments(made, json.loads(given))
-        with unset_fake_temporarily(), torch.device("meta"):
-            network = made(**arguments)
+        with unset_fake_temporarily():
+            network = _without_memory(made, arguments)
     except (ImportError, AttributeError, TypeError, ValueError, KeyError, RuntimeError) as error:
         raise NoSuchNetwork(f"this ComfyUI has no {name} as the catalogue knows it ({error})") from error
     return {key: tuple(value.shape) for key, value in network.state_dict().items()}
+
+
+def _without_memory(made: type, arguments: dict[str, Any]) -> Any:
+    try:
+        with torch.device("meta"):
+            return made(**arguments)
+    except RuntimeError:
+        if "device" not in arguments:
+            raise
+        return made(**arguments)  # it computes with numbers of its own, and puts its layers where it is told
 
 
 def _arguments(made: type, given: dict[str, Any]) -> tuple[type, dict[str, Any]]:

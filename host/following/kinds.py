@@ -21,7 +21,7 @@ SAME = {
     "ImageCompare": (), "SaveText": (), "SaveGLB": (), "Preview3D": (), "SaveAudio": (), "SaveAudioMP3": (),
     "SaveAudioOpus": (), "SaveAudioAdvanced": (), "PreviewAudio": (), "MaskPreview": (), "Note": (),
     "Canny": ("image",), "ImageQuantize": ("image",), "ImageBlur": ("image",), "ImageSharpen": ("image",),
-    "GrowMask": ("mask",),
+    "GrowMask": ("mask",), "DrawBBoxes": ("image",),
     "MarkdownNote": (),
 }  # fmt: skip
 # Settings of a sampler, which no memory depends on.

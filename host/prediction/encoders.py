@@ -123,6 +123,7 @@ def predict_network(
     mode: FakeTensorMode | None = None,
     workspaces: Workspaces = DOCUMENTED,
     given: Any = (),
+    assumptions: list[str] | None = None,
 ) -> tuple[Prediction, Any]:
     """Predicts what ``work`` takes, and gives its result without data.
 
@@ -132,6 +133,7 @@ def predict_network(
         work: gets its holder without data.
         mode: what its result is faked in.
         given: tensors without data, in any structure, that are there before and are not counted.
+        assumptions: as for :func:`...memory.prediction.predict`.
 
     Raises:
         CannotPredict: the network looks at its data.
@@ -155,5 +157,5 @@ def predict_network(
                 results.append(work(holder))
 
         weights = [*network.parameters(), *network.buffers()]
-        found = predict(mode, card, weights, run, workspaces, given=given)
+        found = predict(mode, card, weights, run, workspaces, given=given, assumptions=assumptions)
     return found, results[0]

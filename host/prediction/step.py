@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from ...attention import parse_blocks
-from ...memory.accelerator import is_here
 from ...memory.prediction import (
     DOCUMENTED,
     CannotPredict,
@@ -33,13 +32,20 @@ from ...memory.prediction import (
     predict,
 )
 from ..attention.override import SIGMA, overrides_of
-from ..core.compat import OVERRIDE, latent_for
-from ..core.internals import find
+from ..core.compat import latent_for
 from ..core.wrapper_kinds import APPLY_MODEL, CALC_COND_BATCH, DIFFUSION_MODEL
 from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
 from .conditions import fake_conditions, fake_processed, has_idle_mask, with_masks, without_idle_masks
-from .host_answers import answering, apply_by_exchange, card_answers, few_experts, free_memory_answer, replaced
+from .host_answers import (
+    answering,
+    apply_by_exchange,
+    attending,
+    card_answers,
+    few_experts,
+    free_memory_answer,
+    replaced,
+)
 from .networks import Beside, model_without_data, networks_beside, on_card
 
 if TYPE_CHECKING:
@@ -116,7 +122,8 @@ def _with_or_without_masks(step: Step, card: Card, workspaces: Workspaces, sigma
 def _predicted(step: Step, card: Card, workspaces: Workspaces, sigma: float | None) -> Prediction:
     mode = fake_mode()
     # Some models move a layer while they run, which torch does in a way that tensors without data do not allow.
-    with answering(card_answers(card)), few_experts(), replaced(nn.Module, "_apply", apply_by_exchange):
+    moving = replaced(nn.Module, "_apply", apply_by_exchange)
+    with answering(card_answers(card)), attending(card), few_experts(), moving:
         stand_in = StandIn.of(step.model, mode, card)
         stand_in.sigma = sigma
         shape = shape_in_model(step.model, {"samples": step.latent})
@@ -232,26 +239,10 @@ class StandIn:
         }
         wrappers[APPLY_MODEL] = {**wrappers[APPLY_MODEL], COUNTED: [self._counted]}
         inner["wrappers"] = {**inner.get("wrappers", {}), **wrappers}
-        if not is_here(self.card.device):
-            # This host has chosen its attention for a machine without such a card, which is an NVIDIA one.
-            inner[OVERRIDE] = _AsOnCuda(inner.get(OVERRIDE))
         if self.sigma is not None:
             inner[SIGMA] = self.sigma
         inner["sample_sigmas"] = torch.empty(2, device=self.card.device)
         return options
-
-
-@dataclass(frozen=True)
-class _AsOnCuda:
-    """An attention override that hands what it is given to torch's attention, as the host does on NVIDIA cards."""
-
-    previous: Callable[..., Tensor] | None
-
-    def __call__(self, func: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Tensor:
-        torchs: Callable[..., Tensor] = find("comfy.ldm.modules.attention:attention_pytorch")
-        if self.previous is None:
-            return torchs(*args, **kwargs)
-        return self.previous(torchs, *args, **kwargs)
 
 
 def _streamed(step: Step, shape: torch.Size, card: Card) -> int:

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
+from .assumed import assumed
 from .card import Card
 from .fused_attention import FusedAttention
 from .known_numbers import KnownNumbers
@@ -90,6 +91,7 @@ def predict(
     workspaces: Workspaces = DOCUMENTED,
     repeats: Repeats | None = None,
     given: Any = (),
+    assumptions: list[str] | None = None,
 ) -> Prediction:
     """Follows ``work`` through its operators.
 
@@ -102,12 +104,15 @@ def predict(
         workspaces: bytes that kernels allocate while they run.
         repeats: of the module that the work runs.
         given: tensors that the work gets from its caller, who keeps them; they are not counted.
+        assumptions: takes note of the operators that look at data, of which the most is assumed (:mod:`.assumed`);
+            None: nothing is assumed.
 
     Raises:
         CannotPredict: an operator whose result or shape depends on data, or code that fails without them.
     """
     start = time.perf_counter()
     tracker = _WithoutData(card.device.type, card.granularity, workspaces.hidden(card), card.opens)
+    tracker.assumptions = assumptions
     repeats = repeats or Repeats()
     repeats.tracker = tracker
     fused = FusedAttention(card, repeats.kernels)
@@ -169,6 +174,7 @@ class _WithoutData(LiveBytes):
     def __init__(self, *settings: Any) -> None:
         super().__init__(*settings)
         self._numbers = KnownNumbers()
+        self.assumptions: list[str] | None = None
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answer = self._numbers.answer(func, args)
@@ -181,6 +187,10 @@ class _WithoutData(LiveBytes):
             result = super().run(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             result = self._numbers.made(func, args, kwargs)
+            if result is None and self.assumptions is not None:
+                with self:
+                    result = assumed(func, args)
+                self.assumptions.append(str(func))
             if result is None:
                 raise
         self._numbers.follow(func, args, kwargs, result)

@@ -8,6 +8,7 @@ from typing import Any
 
 import comfy.model_management
 import comfy.model_patcher
+import comfy.sd
 import folder_paths
 import pytest
 import torch
@@ -194,6 +195,117 @@ def test_only_this_thread_attends_as_on_the_card() -> None:
         inside = find("comfy.audio_encoders.wav2vec2:optimized_attention_masked")
     assert inside is not whisper
     assert find("comfy.audio_encoders.wav2vec2:optimized_attention_masked") is whisper
+
+
+def moge() -> Any:
+    stack = {
+        "dim_res_blocks": [48, 32, 16], "num_res_blocks": [0, 1, 0], "res_block_in_norm": "none",
+        "res_block_hidden_norm": "none", "resamplers": ["conv_transpose", "bilinear"],
+    }  # fmt: skip
+    stacks = {
+        "neck": {"dim_in": [50, 2, 2], "dim_out": [None] * 3, **stack},
+        **{
+            name: {"dim_in": [48, 32, 16], "dim_out": [None, None, channels], **stack}
+            for name, channels in (("points_head", 3), ("mask_head", 1), ("normal_head", 3))
+        },
+    }
+    backbone = {
+        "hidden_size": 128, "num_attention_heads": 2, "num_hidden_layers": 4, "layer_norm_eps": 1e-6,
+        "use_swiglu_ffn": False,
+    }  # fmt: skip
+    encoder = {"backbone": backbone, "intermediate_layers": [0, 1, 2, 3], "dim_out": 48}
+    made = find("comfy.ldm.moge.model:MoGeModelV2")(encoder=encoder, scale_head={"dims": [128, 64, 1]}, **stacks)
+    model = find("comfy.ldm.moge.model:MoGeModel")(drawn(made).state_dict())
+    model.model.float()
+    model.dtype = torch.float32
+    return model
+
+
+def detector() -> Any:
+    network = drawn(find("comfy.ldm.rt_detr.rtdetr_v4:RTv4")(operations=find("comfy.ops:disable_weight_init")))
+    tensors = {name: tensor.float() for name, tensor in network.state_dict().items()}
+    return comfy.sd.load_diffusion_model_state_dict(tensors, model_options={"dtype": torch.float32})
+
+
+def interpolation() -> Any:
+    network = drawn(find("comfy_extras.frame_interpolation_models.film_net:FILMNet")())
+    return comfy.model_patcher.ModelPatcher(network, load_device=CPU, offload_device=CPU)
+
+
+@since_it_was_made
+class TestPictures:
+    @pytest.mark.parametrize("pictures", [1, 3])
+    def test_a_map_of_depth(self, pictures: int) -> None:
+        settings = {"resolution_level": 0, "fov_x_degrees": 0.0, "batch_size": 2, "force_projection": True}
+        inputs = {"moge_model": moge(), "image": torch.rand(pictures, 160, 224, 3), **settings, "apply_mask": True}
+        stage, (geometry,) = predicted("MoGeInference", **inputs)
+        assert off_by(stage, "MoGeInference", **inputs) <= 0.02
+        assert shapes_of(geometry) == shapes_of(given_by("MoGeInference", **inputs)[0])
+        (drawing,) = OF_NETWORKS["MoGeRender"](
+            Findings(this_cpu()), "MoGeRender", Inputs("MoGeRender", {"moge_geometry": geometry, "output": "depth"})
+        )
+        assert drawing.shape == (pictures, 160, 224, 3)
+
+    def test_boxes(self) -> None:
+        inputs = {
+            "model": detector(), "image": torch.rand(2, 96, 128, 3), "threshold": 0.5, "class_name": "all",
+            "max_detections": 100,
+        }  # fmt: skip
+        stage, (boxes,) = predicted("RTDETR_detect", **inputs)
+        assert off_by(stage, "RTDETR_detect", **inputs) <= 0.02
+        assert [len(one) for one in boxes] == [1, 1]
+        assert (boxes[0][0]["width"], boxes[0][0]["height"]) == (128, 96)
+
+    def test_frames_between(self) -> None:
+        inputs = {"interp_model": interpolation(), "images": torch.rand(4, 70, 96, 3), "multiplier": 3}
+        stage, (frames,) = predicted("FrameInterpolate", **inputs)
+        assert frames.shape == (10, 70, 96, 3)
+        assert off_by(stage, "FrameInterpolate", **inputs) <= 0.02
+
+    def test_many_pictures_take_as_much_as_a_few(self, empty: Path) -> None:
+        """Each is gone from the card before the next."""
+        workflow = {
+            "1": node("FrameInterpolationModelLoader", model_name="film_net_fp16.safetensors"),
+            "2": node("EmptyImage", width=128, height=64, batch_size=60, color=0),
+            "3": node("FrameInterpolate", interp_model=["1", 0], images=["2", 0], multiplier=2),
+        }
+        many = followed(workflow)
+        workflow["2"]["inputs"]["batch_size"] = 3
+        few = followed(workflow)
+        assert many.results["3"][0].shape == (119, 64, 128, 3)
+        assert many.stages[0].prediction.activations == few.stages[0].prediction.activations
+
+    def test_key_points_of_a_checkpoint(self, empty: Path) -> None:
+        """The autoencoder is a stage of its own, and the network's peak comes before anything is found."""
+        workflow = {
+            "1": node("CheckpointLoaderSimple", ckpt_name="sdpose_wholebody_fp16.safetensors"),
+            "2": node("EmptyImage", width=640, height=480, batch_size=20, color=0),
+            "3": node("SDPoseKeypointExtractor", model=["1", 0], vae=["1", 2], image=["2", 0], batch_size=2),
+            "4": node(
+                "SDPoseDrawKeypoints", keypoints=["3", 0], draw_body=True, draw_hands=True, draw_face=True,
+                draw_feet=False, stick_width=4, face_point_size=3, score_threshold=0.3, draw_head=True,
+            ),
+        }  # fmt: skip
+        run = followed(workflow)
+        assert run.complete, run.unknown
+        assert [stage.work for stage in run.stages] == ["encode", "vision"]
+        assert "heatmap_head" in run.stages[1].prediction.module
+        assert run.results["4"][0].shape == (20, 480, 640, 3)
+
+    def test_what_decides_by_data_says_so(self, empty: Path) -> None:
+        workflow = {
+            "1": node("LoadMoGeModel", model_name="moge_2_vitl_normal_fp16.safetensors"),
+            "2": node("EmptyImage", width=640, height=480, batch_size=1, color=0),
+            "3": node(
+                "MoGeInference", moge_model=["1", 0], image=["2", 0], resolution_level=0, fov_x_degrees=0.0,
+                batch_size=1, force_projection=True, apply_mask=True,
+            ),
+        }  # fmt: skip
+        run = followed(workflow)
+        assert run.complete, run.unknown
+        assert run.notes[-1].startswith("what MoGeInference finds is not known")
+        (file,) = run.absent.used.values()
+        assert run.stages[0].weights == pytest.approx(file.nbytes, rel=0.01)
 
 
 class TestStyle:

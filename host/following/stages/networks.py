@@ -8,29 +8,38 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import comfy.utils
 import torch
 from comfy import clip_vision
 from comfy.model_patcher import ModelPatcher
-from torch import nn
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from ....memory.prediction import CannotPredict, Card, Stage, fake_copy
+from ...core.internals import find
 from ...measure.calibrated import workspaces_for
 from ...prediction.encoders import HeldNetwork, predict_network
-from ...prediction.host_answers import replaced
+from ...prediction.host_answers import modules_with, replaced
 from ...prediction.step import model_without_data
 from ...prediction.vae import one_of_each_tile
 from ..calling import Outputs, first_line, outputs
 from ..findings import Findings, Follow
 from ..inputs import Inputs, NotFollowed
 from ..loading import load
+from ..plain import sized
+from . import found_in_pictures as pictured
 from .coding import encodes_counted
 from .encoders import encoder_stage
+
+FEW = 3  # pictures of many: the first, the next with what is left of the one before, and one more
+
+Gives = Callable[[Inputs, Outputs], Outputs]
 
 
 @dataclass(frozen=True)
@@ -40,31 +49,89 @@ class Runs:
     Attributes:
         holder: the input that holds it.
         work: what the stage is called.
+        one_by_one: the input with pictures that the node takes one after the other, leaving nothing of them on the
+            card.
+        few: of those, as many as matter.
+        gives: gets the node's inputs and what it gave, without data; what it gives where that depends on data or on
+            pictures that were left out. None: what it gave.
+        ends_at_numbers: whether all that it computes on the card is done where it asks for the first number.
+        instead: functions of the host's that look at data, by "module:name", and what stands in their place.
     """
 
     holder: str
     work: str = "vision"
+    one_by_one: str = ""
+    few: int = FEW
+    gives: Gives | None = None
+    ends_at_numbers: bool = False
+    instead: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+
+class _Left(Exception):
+    """A node hands its tensors to numpy: what comes after is no work of the card's."""
 
 
 def run_network(runs: Runs, found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """What the node gives, of a network that it runs; the network is a stage."""
     held, patcher = held_by(kind, runs.holder, inputs[runs.holder], found.card)
+    assumptions: list[str] = []
     with encodes_counted(found, inputs) as counted, one_of_each_tile():
-        run = found.nodes.prepared(kind, counted)
-        with _without_bars(run), _of_the_node(kind):
+        run = found.nodes.prepared(kind, _a_few(runs, counted, found.card))
+
+        def work(holder: Any) -> Outputs:
+            try:
+                return outputs(kind, run(**{runs.holder: holder}))
+            except _Left as error:
+                if runs.gives is None:
+                    raise NotFollowed(f"{kind} hands its results to numpy") from error
+                return ()
+
+        with _without_bars(run), _of_the_node(kind), _instead(runs):
             prediction, results = predict_network(
                 held,
                 found.card,
-                lambda holder: outputs(kind, run(**{runs.holder: holder})),
+                work,
                 found.mode,
                 workspaces_for(found.card),
                 list(_tensors_of(inputs)),
+                assumptions,
             )
     if patcher is not None:
         found.add(encoder_stage(runs.work, prediction, patcher, held.network))
     elif prediction.weights:  # else the host runs it beside the card, of which it takes nothing
         found.add(Stage(runs.work, prediction, prediction.weights, prediction.weights, model=id(held.network)))
-    return results
+    if assumptions:
+        found.notes.append(f"what {kind} finds is not known: it is taken to keep all that it looks at")
+    if runs.gives is None:
+        return results
+    with found.mode:
+        return runs.gives(inputs, results)
+
+
+def _a_few(runs: Runs, inputs: Inputs, card: Card) -> Inputs:
+    """The inputs with as many pictures as matter; on a CPU all that is gathered of them takes the same memory."""
+    images = inputs.get(runs.one_by_one)
+    if not card.has_own_memory or not isinstance(images, Tensor):
+        return inputs
+    return Inputs(inputs.kind, {**inputs, runs.one_by_one: images[: runs.few]})
+
+
+@contextmanager
+def _instead(runs: Runs) -> Iterator[None]:
+    """Within it, others stand in the place of some of the host's functions, and nothing without data comes to numpy."""
+
+    def left(*_: Any, **__: Any) -> Any:
+        raise _Left
+
+    with ExitStack() as stack:
+        for name in ("numpy", "__float__") if runs.ends_at_numbers else ("numpy",):
+            stack.enter_context(replaced(FakeTensor, name, left))
+        stack.enter_context(replaced(comfy.utils, "lanczos", sized))
+        for path, function in runs.instead.items():
+            true = find(path)
+            for module in modules_with(path.partition(":")[2], true):
+                stack.enter_context(replaced(module, true.__name__, function))
+        yield
 
 
 def held_by(kind: str, name: str, holder: Any, card: Card) -> tuple[HeldNetwork, Any]:
@@ -130,13 +197,34 @@ def _without_bars(run: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
+def _focal_and_shift(points: Tensor, mask: Any = None, focal: Any = None, **_: Any) -> tuple[Tensor, Tensor]:
+    """In the place of MoGe's, which solves for two numbers a picture on the CPU."""
+    numbers = points.new_empty(points.shape[:-3])
+    return numbers if focal is None else focal.reshape(numbers.shape), numbers
+
+
 # Nodes that load one network, and those that run it.
-LOADERS = ("UpscaleModelLoader", "AudioEncoderLoader", "LoadBackgroundRemovalModel", "StyleModelLoader")
+LOADERS = (
+    "UpscaleModelLoader", "AudioEncoderLoader", "LoadBackgroundRemovalModel", "StyleModelLoader", "LoadMoGeModel",
+    "LoadDA3Model", "FrameInterpolationModelLoader", "OpticalFlowLoader",
+)  # fmt: skip
 RUN = {
     "ImageUpscaleWithModel": Runs("upscale_model", "upscale"), "AudioEncoderEncode": Runs("audio_encoder", "sound"),
     "RemoveBackground": Runs("bg_removal_model"), "StyleModelApply": Runs("style_model"),
+    "MoGeInference": Runs("moge_model", instead={"comfy.ldm.moge.model:recover_focal_shift": _focal_and_shift}),
+    "MoGePanoramaInference": Runs("moge_model", gives=pictured.panorama),
+    "DA3Inference": Runs("da3_model", one_by_one="image", gives=pictured.depth_of_all),
+    "RTDETR_detect": Runs("model", one_by_one="image", few=32, gives=pictured.boxes, ends_at_numbers=True),
+    "SDPoseKeypointExtractor": Runs("model", gives=pictured.key_points),
+    "FrameInterpolate": Runs("interp_model", one_by_one="images", gives=pictured.frames_between),
+}  # fmt: skip
+DRAWN: dict[str, Follow] = {
+    "MoGeRender": pictured.draw_geometry, "DA3Render": pictured.draw_geometry,
+    "SDPoseDrawKeypoints": pictured.draw_key_points, "MoGePointMapToMesh": pictured.make_mesh,
+    "VoxelToMesh": pictured.make_mesh, "VoxelToMeshBasic": pictured.make_mesh,
 }  # fmt: skip
 OF_NETWORKS: dict[str, Follow] = {
     **dict.fromkeys(LOADERS, load),
     **{kind: partial(run_network, runs) for kind, runs in RUN.items()},
+    **DRAWN,
 }
