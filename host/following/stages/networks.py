@@ -26,7 +26,7 @@ from ...core.internals import find
 from ...measure.calibrated import workspaces_for
 from ...prediction.encoders import HeldNetwork, predict_network
 from ...prediction.host_answers import modules_with, replaced
-from ...prediction.step import model_without_data
+from ...prediction.networks import model_without_data
 from ...prediction.vae import one_of_each_tile
 from ..calling import Outputs, first_line, outputs
 from ..findings import Findings, Follow
