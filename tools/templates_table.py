@@ -56,8 +56,11 @@ def row(workflow: dict[str, Any]) -> dict[str, Any]:
             found = estimate.estimate_workflow(prompt, prediction.named_card(KERNELS, PREDICTED_FOR), LIMIT)
     except prediction.GivenUp:
         return {"local": True, "whole": False, "why": [f"it takes longer than {LONGEST} s"]}
-    except ValueError as error:  # nothing of it was followed, or nothing of it takes a card's memory
-        return {"local": True, "whole": False, "why": [str(error)]}
+    except estimate.NothingToPredict as error:
+        if not error.complete:
+            return {"local": True, "whole": False, "why": [str(error)]}
+        cards = {str(size): ["resident", 0.0] for size in SIZES}  # it takes no memory of a card
+        return {"local": True, "whole": True, "why": [], "peak": 0.0, "ram": 0.0, "download": 0.0, "cards": cards}
     stages = found.forecast.stages
     doubts = [f"{stage.work}: ComfyUI's own estimate, since {stage.doubt}" for stage in stages if stage.doubt]
     cards = {}

@@ -31,7 +31,7 @@ class PublicFile(NamedTuple):
         more: tensors that no network of the host takes, by name.
         markers: names of empty tensors that tell one model from another.
         tokenizer: the tensor that holds one.
-        metadata: of its header; in ``config``, names of networks stand for their settings.
+        metadata: of its header; names of networks stand for their settings.
         confirmed: whether the size that somebody publishes of it is that of these tensors.
     """
 
@@ -45,7 +45,7 @@ class PublicFile(NamedTuple):
     more: Mapping[str, list[int]] = {}
     markers: tuple[str, ...] = ()
     tokenizer: str = ""
-    metadata: Mapping[str, Mapping[str, str]] = {}
+    metadata: Mapping[str, Mapping[str, Any]] = {}
     confirmed: bool = False
 
     def tensors(self) -> dict[str, Tensor]:
@@ -72,10 +72,11 @@ class PublicFile(NamedTuple):
     def header(self) -> dict[str, str]:
         """Its metadata, as a safetensors header has them."""
         networks = _catalogue()["networks"]
-        return {
-            key: json.dumps({part: settings(network, networks)["config"] for part, network in parts.items()})
-            for key, parts in self.metadata.items()
-        }
+
+        def said(of: Any) -> Any:
+            return settings(of, networks)["config"] if isinstance(of, str) else of
+
+        return {key: json.dumps({part: said(of) for part, of in parts.items()}) for key, parts in self.metadata.items()}
 
     @property
     def nbytes(self) -> int:

@@ -32,6 +32,7 @@ class Guided:
         positive, negative: CONDITIONING.
         cfg: 1 where guidance is off.
         middle: CONDITIONING of a second text that guides; None: there is none.
+        other: the model that computes the negative, and its CONDITIONING; None: the same model does.
     """
 
     model: model_patcher.ModelPatcher
@@ -39,6 +40,7 @@ class Guided:
     negative: list[Any]
     cfg: float
     middle: list[Any] | None = None
+    other: Guided | None = None
 
 
 class Inputs(dict[str, Any]):
@@ -56,9 +58,9 @@ class Inputs(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         raise NotFollowed(f"{self.kind}: it has no {name}")
 
-    def model(self) -> model_patcher.ModelPatcher:
-        """The MODEL at ``model``."""
-        return self._of("model", model_patcher.ModelPatcher, "model")
+    def model(self, name: str = "model") -> model_patcher.ModelPatcher:
+        """A MODEL."""
+        return self._of(name, model_patcher.ModelPatcher, "model")
 
     def clip(self) -> sd.CLIP:
         """The CLIP at ``clip``."""

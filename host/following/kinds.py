@@ -21,7 +21,8 @@ SAME = {
     "ImageCompare": (), "SaveText": (), "SaveGLB": (), "Preview3D": (), "SaveAudio": (), "SaveAudioMP3": (),
     "SaveAudioOpus": (), "SaveAudioAdvanced": (), "PreviewAudio": (), "MaskPreview": (), "Note": (),
     "Canny": ("image",), "ImageQuantize": ("image",), "ImageBlur": ("image",), "ImageSharpen": ("image",),
-    "GrowMask": ("mask",), "DrawBBoxes": ("image",),
+    "GrowMask": ("mask",), "DrawBBoxes": ("image",), "LatentApplyOperation": ("samples",),
+    "LatentApplyOperationCFG": ("model",),
     "MarkdownNote": (),
 }  # fmt: skip
 # Settings of a sampler, which no memory depends on.
@@ -29,15 +30,17 @@ SETTINGS = (
     "KSamplerSelect", "BasicScheduler", "KarrasScheduler", "ExponentialScheduler", "SDTurboScheduler",
     "BetaSamplingScheduler", "LTXVScheduler", "Flux2Scheduler", "ManualSigmas", "SplitSigmas", "FlipSigmas",
     "Ideogram4Scheduler", "LatentOperationTonemapReinhard", "RandomNoise", "DisableNoise",
-    "SamplerEulerAncestral", "SamplerLCM",
+    "SamplerEulerAncestral", "SamplerLCM", "SetFirstSigma", "CurveEditor", "ImageHistogram",
 )  # fmt: skip
 TEXT = (
     "CLIPTextEncode", "CLIPTextEncodeFlux", "CLIPTextEncodeSDXL", "CLIPTextEncodeSDXLRefiner", "CLIPTextEncodeSD3",
     "CLIPTextEncodeHiDream", "CLIPTextEncodeHunyuanDiT", "CLIPTextEncodeLumina2", "TextEncodeQwenImageEdit",
     "TextEncodeQwenImageEditPlus", "TextEncodeMageFlowEdit", "TextEncodeBooguEdit", "TextEncodeJoyImageEdit",
+    "MiniMaxH3ImageToVideo",
 )  # fmt: skip
 WRITES = ("TextGenerate", "TextGenerateLTX2Prompt")  # text encoders that write
-VISION, DUAL_GUIDER = "CLIPVisionEncode", "DualCFGGuider"
+VISION, DUAL_GUIDER, TWO_MODELS = "CLIPVisionEncode", "DualCFGGuider", "DualModelGuider"
+BY_BLOCKS, TRACKS = "SamplerARVideo", "GenerateTracks"
 PICTURE, SIZE = "LoadImage", "GetImageSize"
 # Nodes that are run as they are: they make, cut and describe tensors, and patch models.
 PLAIN = (
@@ -66,9 +69,10 @@ PLAIN = (
     "UNetTemporalAttentionMultiply", "ScaleROPE", "ModelNoiseScale", "EmptyHiDreamO1LatentImage",
     "NormalizeVideoLatentStart", "ReplaceVideoLatentFrames", "LotusConditioning", "unCLIPConditioning",
     "VideoLinearCFGGuidance", "VideoTriangleCFGGuidance", "WanCameraEmbedding", "LTXVCropGuides", "CFGOverride",
-    "SetLatentNoiseMask", "TrimVideoLatent", "LatentCut", "LatentCutToBatch", "T5TokenizerOptions", "SetFirstSigma",
-    "ControlNetApply", "SetUnionControlNetType", "AnimaLLLiteApply", "USOStyleReference",
-    "EmptyAudio",
+    "PiDConditioning", "FluxKVCache", "WanMoveConcatTrack", "HiDreamO1ReferenceImages", "HiDreamO1PatchSeamSmoothing",
+    "EmptyARVideoLatent", "EmptyMiniMaxH3LatentAV", "MiniMaxH3SigmaShift",
+    "SetLatentNoiseMask", "TrimVideoLatent", "LatentCut", "LatentCutToBatch", "T5TokenizerOptions",
+    "ControlNetApply", "SetUnionControlNetType", "AnimaLLLiteApply", "USOStyleReference", "EmptyAudio",
 )  # fmt: skip
 
 # Nodes that are run as they are, but for the VAE with which they encode pictures: what that takes is a stage.
@@ -79,7 +83,8 @@ ENCODING = (
     "WanTrackToVideo", "WanMoveTrackToVideo", "LTXVImgToVideo", "LTXVAddGuide",
     "CosmosImageToVideoLatent", "CosmosPredict2ImageToVideoLatent", "QwenImageDiffsynthControlnet",
     "ZImageFunControlnet", "ControlNetApplyAdvanced", "ControlNetApplySD3", "ControlNetInpaintingAliMamaApply",
-    "WanSoundImageToVideo", "WanSoundImageToVideoExtend", "WanHuMoImageToVideo",
+    "WanSoundImageToVideo", "WanSoundImageToVideoExtend", "WanHuMoImageToVideo", "BerniniConditioning", "ARVideoI2V",
+    "WanSCAILToVideo", "WanDancerVideo",
 )  # fmt: skip
 
 # Nodes that are not followed, and take no memory of a card to speak of: pictures, masks, sound, words, choices.
@@ -92,5 +97,5 @@ NEUTRAL = (
 
 def is_neutral(kind: str) -> bool:
     """Whether a node by itself takes no memory of a card. Ours decide what others take."""
-    plain = (*SAME, *SETTINGS, *GUIDERS, DUAL_GUIDER, *PLAIN, PICTURE, SIZE, *NEUTRAL)
+    plain = (*SAME, *SETTINGS, *GUIDERS, DUAL_GUIDER, TWO_MODELS, TRACKS, *PLAIN, PICTURE, SIZE, *NEUTRAL)
     return kind in plain and not kind.startswith("Headroom")

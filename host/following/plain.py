@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import comfy.utils
+import torch
 from torch import Tensor
 
 from ..prediction.header_loading import loading_headers
@@ -13,12 +14,15 @@ from .inputs import Inputs, NotFollowed
 from .stages.coding import encodes_counted
 
 # Inputs that make a node work on data, value by value, and what they are where it gives the same shapes without.
+TRACKED = "tracks"
 WITHOUT_DATA = {"upscale_method": "bilinear", "feathering": 0}
 
 
 def run_plainly(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """What the node itself gives."""
     inputs.update({name: value for name, value in WITHOUT_DATA.items() if name in inputs})
+    if isinstance(inputs.get(TRACKED), dict):  # what tracks change of a latent is not its shape
+        inputs[TRACKED] = None
     resizing = replaced(comfy.utils, "lanczos", sized)
     with encodes_counted(found, inputs) as counted, loading_headers(found.mode, found.card), resizing:
         return found.nodes.call(kind, counted)
@@ -30,6 +34,17 @@ def size_of(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     if not isinstance(image, Tensor) or image.ndim != 4:
         raise NotFollowed(f"{kind}: image gets no picture")
     return image.shape[2], image.shape[1], image.shape[0]
+
+
+def tracks(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """What the host's GenerateTracks gives, whose points are numbers of its own: paths (T, N, 2), where each is seen
+    (T, N), and how many frames they have."""
+    frames, number = int(inputs.number("num_frames")), int(inputs.number("num_tracks"))
+    if frames < 1 or number < 1:
+        raise NotFollowed(f"{kind}: {number} tracks of {frames} frames are none")
+    with found.mode:
+        paths, seen = torch.empty(frames, number, 2), torch.ones(frames, number, dtype=torch.bool)
+    return {"track_path": paths, "track_visibility": seen}, frames
 
 
 def sized(samples: Tensor, width: int, height: int) -> Tensor:

@@ -41,6 +41,10 @@ class Description(Tensor):
         """What was read."""
         return self.held
 
+    def tolist(self) -> Any:
+        """What was read, as numbers."""
+        return self.held.tolist()
+
 
 def fake_state_dict(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """A file's tensors without data, and its metadata. Call it in a fake mode.

@@ -61,7 +61,7 @@ def step_key(step: Step, card: Card) -> Hashable:
     return (
         described(card), described(workspaces_for(card)), described(step.latent), described(step.mask),
         _conditions(step.positive), _conditions(step.negative), step.cfg == 1.0, step.together,
-        _conditions(step.middle), patcher_key(step.model),
+        _conditions(step.middle), step.block, patcher_key(step.model),
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ class Question:
         decode: how the latent will be decoded; None: in one piece, or as the VAE's own settings say.
         together: guidance in one batch, even where the host would find no room for it.
         middle: CONDITIONING of a second text that guides; None: there is none.
+        block: latent frames that are sampled at a time; 0: all at once.
     """
 
     model: ModelPatcher
@@ -55,6 +56,7 @@ class Question:
     decode: Coding | None = None
     together: bool = False
     middle: Sequence[Any] | None = None
+    block: int = 0
 
 
 @dataclass(frozen=True)
@@ -191,8 +193,9 @@ def step_of(question: Question) -> Step:
     positive = usual_conditioning(question.model) if question.positive is None else question.positive
     negative = question.negative if question.negative is not None else positive
     latent, mask = first_part(question.latent["samples"]), question.latent.get("noise_mask")
+    middle = question.middle or ()
     return Step(
-        question.model, latent, positive, negative, question.cfg, mask, question.together, question.middle or ()
+        question.model, latent, positive, negative, question.cfg, mask, question.together, middle, question.block
     )
 
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_management as model_management
@@ -36,6 +37,7 @@ from ..core.compat import latent_for
 from ..core.wrapper_kinds import APPLY_MODEL, CALC_COND_BATCH, DIFFUSION_MODEL
 from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
+from ..sampling.autoregressive import first_and_last_block
 from .conditions import fake_conditions, fake_processed, has_idle_mask, with_masks, without_idle_masks
 from .host_answers import (
     answering,
@@ -72,6 +74,7 @@ class Step:
         mask: of the noise, if the latent has one.
         together: guidance is computed in one batch, even where the host would find no room for it.
         middle: CONDITIONING of a second text that guides.
+        block: latent frames that are sampled at a time, each with those before it in sight; 0: all at once.
     """
 
     model: ModelPatcher
@@ -82,6 +85,7 @@ class Step:
     mask: Tensor | None = None
     together: bool = False
     middle: Sequence[Any] = ()
+    block: int = 0
 
     @property
     def beside(self) -> list[ModelPatcher]:
@@ -113,9 +117,12 @@ def _with_or_without_masks(step: Step, card: Card, workspaces: Workspaces, sigma
     try:
         return _predicted(step, card, workspaces, sigma)
     except CannotPredict:
-        unmasked = _without_idle_masks(step)
-        if unmasked is None:
+        texts = step.positive, step.negative, step.middle
+        if not any(map(has_idle_mask, texts)):
             raise
+        # Some models (Lumina 2, Z-Image) look at masks of their texts, and leave those out that hide nothing.
+        positive, negative, middle = map(without_idle_masks, texts)
+        unmasked = replace(step, positive=positive, negative=negative, middle=middle)
         return _predicted(unmasked, card, workspaces, sigma)
 
 
@@ -204,14 +211,21 @@ class StandIn:
                 texts = {name: with_masks(conditioning) for name, conditioning in conditions.items()}
                 conds = comfy.samplers.process_conds(self.model, held[0], texts, card.device, held[1], mask, seed=0)
                 fake_processed(conds)
-                sigma = torch.empty(x.shape[0], device=card.device)
-                options = self.options()
+                sigma, options = torch.empty(x.shape[0], device=card.device), self.options()
                 asked = [conds["positive"], conds["negative"]]
                 if step.cfg == 1.0 and not options.get("disable_cfg1_optimization"):
                     asked[1] = None
                 if "middle" in conds:
                     asked.append(conds["middle"])
-                return comfy.samplers.calc_cond_batch(self.model, asked, x, sigma, options)
+
+                def call(part: Tensor, more: Mapping[str, Any] = MappingProxyType({})) -> Any:
+                    options["transformer_options"] |= more
+                    return comfy.samplers.calc_cond_batch(self.model, asked, part, sigma, options)
+
+                try:
+                    return first_and_last_block(self.model, step.block, x, call) if step.block else call(x)
+                finally:  # patches of nodes that keep tensors from one step to the next
+                    getattr(self.patcher, "model_patches_call_function", tuple)()
 
         return run
 
@@ -273,13 +287,3 @@ def _treats_blocks_alike(model: ModelPatcher) -> bool:
     options = model.model_options.get("transformer_options", {})
     chosen = (override.selection.blocks for override in overrides_of(model))
     return not options.get("patches") and not options.get("patches_replace") and all(one == ALL for one in chosen)
-
-
-def _without_idle_masks(step: Step) -> Step | None:
-    """The step without masks of its texts that hide nothing, which some models (Lumina 2, Z-Image) look at and leave
-    out; None where there is no such mask."""
-    texts = step.positive, step.negative, step.middle
-    if not any(map(has_idle_mask, texts)):
-        return None
-    positive, negative, middle = map(without_idle_masks, texts)
-    return replace(step, positive=positive, negative=negative, middle=middle)

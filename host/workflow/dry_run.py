@@ -18,6 +18,7 @@ from ..following.calling import Outputs, first_line
 from ..following.findings import NOTHING, Findings, Follow, of_this_world
 from ..following.inputs import Inputs, NotFollowed
 from ..following.kinds import (
+    BY_BLOCKS,
     DUAL_GUIDER,
     ENCODING,
     LOADERS,
@@ -27,6 +28,8 @@ from ..following.kinds import (
     SETTINGS,
     SIZE,
     TEXT,
+    TRACKS,
+    TWO_MODELS,
     VISION,
     WRITES,
     is_neutral,
@@ -141,6 +144,9 @@ class DryRun:
 def _followers() -> Iterator[tuple[Iterable[str], Follow]]:
     yield GUIDERS, sampling.guide
     yield (DUAL_GUIDER,), sampling.guide_by_two
+    yield (TWO_MODELS,), sampling.guide_by_two_models
+    yield (BY_BLOCKS,), sampling.sample_by_blocks
+    yield (TRACKS,), plain.tracks
     yield SAMPLERS, sampling.sample
     yield (TRAIN,), sampling.train
     yield (FIT,), sampling.fit

@@ -140,6 +140,18 @@ class WorkflowAnswer:
         return any(stage.doubt for stage in self.forecast.stages)
 
 
+class NothingToPredict(ValueError):
+    """Nothing of a workflow that was followed takes memory of a card; the message says what was not.
+
+    Attributes:
+        complete: whether all of it was followed.
+    """
+
+    def __init__(self, message: str, complete: bool) -> None:
+        super().__init__(message)
+        self.complete = complete
+
+
 def estimate_workflow(
     workflow: Prompt, card: Card, limit: float, ram: int = 0, ours: Mapping[str, Any] | None = None
 ) -> WorkflowAnswer:
@@ -153,13 +165,14 @@ def estimate_workflow(
         ours: this pack's nodes by their ids, where the host has not loaded them.
 
     Raises:
-        ValueError: there is nothing in it to predict.
+        NothingToPredict: there is nothing in it to predict.
+        ValueError: a workflow that makes no sense.
     """
     run = DryRun(without_switches(_without_writing(follow_cfg(workflow))), card, ours=ours or {}).run()
     unknown = tuple(f"node {number}: {why}" for number, why in run.unknown.items())
     if not run.stages:
         reasons = "; ".join(unknown) or "no sampler, no VAE, no text"
-        raise ValueError(f"nothing to predict in this workflow: {reasons}")
+        raise NothingToPredict(f"nothing to predict in this workflow: {reasons}", run.complete)
     notes = tuple(
         dict.fromkeys([*_from_the_catalogue(run), *run.notes, *(f"not followed: {line}" for line in unknown)])
     )

@@ -25,6 +25,8 @@ ASKS = torch.ops.aten._local_scalar_dense.default  # bool(tensor), tensor.item()
 COUNTS = (
     torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.full, torch.ops.aten.zeros, torch.ops.aten.ones,
 )  # fmt: skip
+# What is said of one fraction that is not known, and of a given number: a scale of weights is hardly ever exactly 1.
+SURELY = {torch.ops.aten.ne.Scalar: True, torch.ops.aten.eq.Scalar: False}
 
 
 class KnownNumbers:
@@ -50,6 +52,9 @@ class KnownNumbers:
         if not all(_may_be_known(one) for one in results):
             return
         numbers = _data(args[0]) if func is MADE_OF_DATA else self._computed(func, args, kwargs)
+        if numbers is None and func in SURELY and _is_one_fraction(args[0]):
+            with _without_modes():
+                numbers = torch.tensor(SURELY[func])
         for one, known in zip(results, numbers if isinstance(numbers, (list, tuple)) else (numbers,)):
             if isinstance(known, Tensor) and known.shape == one.shape:
                 self._numbers[one] = known
@@ -117,6 +122,10 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
 
 def _may_be_known(result: Any) -> bool:
     return isinstance(result, FakeTensor) and result.dtype in KINDS and result.numel() <= MOST
+
+
+def _is_one_fraction(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim == 0 and value.is_floating_point()
 
 
 def _data(tensor: Tensor) -> Tensor | None:

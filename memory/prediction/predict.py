@@ -156,7 +156,7 @@ def explained(where: Callable[[], str] = str) -> Iterator[None]:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise CannotPredict(f"{error.func} depends on data{where()}") from error
-    except (RuntimeError, TypeError, NotImplementedError, AttributeError, KeyError) as error:
+    except (RuntimeError, TypeError, NotImplementedError, AttributeError, LookupError) as error:
         # The code cannot handle tensors without data, or the inputs are wrong with data too.
         said = str(error).strip().partition("\n")[0]
         raise CannotPredict(f"{type(error).__name__}{where()}: {said}") from error

@@ -12,8 +12,11 @@ from typing import Any
 
 import comfy.clip_vision
 import comfy.model_management
+import comfy.sampler_helpers
+import comfy.samplers
 import comfy.sd
 import comfy.utils
+import folder_paths
 import psutil
 import pytest
 import torch
@@ -23,11 +26,12 @@ import nodes
 from headroom.benchmarks._harness import peak_bytes
 from headroom.host.attention.backend import apply_attention
 from headroom.host.casting.cast import CastSettings, cast_model
+from headroom.host.core.internals import find
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.prediction.encoders import PROMPT, predict_encoding, predict_text, predict_vision
 from headroom.host.prediction.header_loading import loading_headers
 from headroom.host.prediction.stages import Question, chosen_card, estimate
-from headroom.host.prediction.step import Step, predict_step
+from headroom.host.prediction.step import SAMPLER_LATENTS, Step, predict_step
 from headroom.host.prediction.vae import Coding, predict_coding
 from headroom.host.sampling.conditioning import usual_conditioning
 from headroom.host.vae.settings import VAESettings
@@ -106,6 +110,32 @@ def alike_experts(model: Any) -> Iterator[None]:
     finally:
         for weight, one in zip(weights, before):
             weight.data.copy_(one)
+
+
+def causal_wan() -> Any:
+    """The small Wan as a model that looks back on what it has sampled."""
+    path = folder_paths.get_full_path_or_raise("diffusion_models", "tiny_wan21.safetensors")
+    metadata = {"config": json.dumps({"transformer": {"causal_ar": True}})}
+    return comfy.sd.load_diffusion_model_state_dict(comfy.utils.load_torch_file(path), metadata=metadata)
+
+
+def sample_by_blocks(model: Any, text: Any, x: Tensor, block: int) -> Tensor:
+    """The host's sampler of such a model, for two steps, with what a sampler holds beside it."""
+    base, texts = model.model, {"positive": comfy.sampler_helpers.convert_cond(text)}
+    held = [torch.zeros_like(x) for _ in range(SAMPLER_LATENTS)]
+    conds = comfy.samplers.process_conds(base, held[0], texts, CPU, held[1], None, seed=0)["positive"]
+    options: dict[str, Any] = {"transformer_options": {"sample_sigmas": torch.tensor([1.0, 0.5, 0.0])}}
+
+    class Sampled:
+        inner_model = SimpleNamespace(inner_model=base)
+
+        def __call__(self, part: Tensor, sigma: Tensor, model_options: Any, seed: int) -> Tensor:
+            return comfy.samplers.calc_cond_batch(base, [conds, None], part, sigma, model_options)[0]
+
+    sigmas, extra = torch.tensor([1.0, 0.5, 0.0]), {"model_options": options, "seed": 0}
+    base.current_patcher = model
+    sample = find("comfy.k_diffusion.sampling:sample_ar_video")
+    return sample(Sampled(), x.clone(), sigmas, extra, disable=True, num_frame_per_block=block)
 
 
 STORED = ("float8_e4m3fn_scaled", "int8_convrot", "mxfp8", "float8_e4m3fn_unscaled", "bfloat16", "asym_w4a8_int8")
@@ -239,6 +269,33 @@ class TestSteps:
         assert peak_bytes(work) <= prediction.activations * 1.005
         with alike_experts(model):
             assert off_by(prediction, work) <= 0.02
+
+    @pytest.mark.skipif(not find("comfy.ldm.wan.ar_model:CausalWanModel"), reason="this ComfyUI has no such models")
+    @pytest.mark.parametrize("block", [1, 2])
+    def test_a_video_block_by_block(self, block: int) -> None:
+        """Against the host's own sampler, which keeps the keys and values of all blocks."""
+        model, text, x = causal_wan(), FAMILIES["wan21"].conditioning(1), torch.zeros(1, 16, 6, 16, 12)
+        prediction = predict_step(Step(model, x, text, text, 1.0, block=block), this_cpu())
+        load(model)
+        assert off_by(prediction, lambda: sample_by_blocks(model, text, x, block)) <= 0.02
+
+    @pytest.mark.skipif(not find("comfy_extras.nodes_flux:FluxKVCache"), reason="this ComfyUI has no such node")
+    def test_a_step_that_keeps_keys_and_values_for_those_behind_it(self) -> None:
+        family, latent = FAMILIES["flux2"], FAMILIES["flux2"].latent(192, 160)
+        (model,) = find("comfy_extras.nodes_flux:FluxKVCache").execute(family.load()).args
+        text = [[one, {**options, "reference_latents": [latent]}] for one, options in family.conditioning(1)]
+        asked = Step(model, latent, text, text, 1.0)
+        prediction, again = (predict_step(asked, this_cpu()) for _ in range(2))
+        assert prediction == again
+        call = one_call(model, SimpleNamespace(conditioning=lambda seed: text), tuple(latent.shape), 1.0)
+
+        def first_step() -> None:
+            call()
+            model.model_patches_call_function()
+
+        assert off_by(prediction, first_step) <= 0.02
+        plain = predict_step(replace(asked, model=family.load()), this_cpu())
+        assert prediction.activations > plain.activations
 
     @pytest.mark.parametrize("name", ["z_image", "lumina2"])
     def test_a_mask_that_hides_nothing_is_left_out_as_the_host_does(self, name: str) -> None:

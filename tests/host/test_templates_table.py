@@ -48,6 +48,13 @@ def test_one_that_computes_elsewhere_is_told_from_one_that_is_not_followed(folde
     assert "UpscaleModelLoader" in upscaler["why"][0]
 
 
+def test_one_that_takes_no_memory_of_a_card_is_whole(folder: Path) -> None:
+    one = looked_at(folder, "utility_image_stitch")
+    assert one["whole"], one["why"]
+    assert (one["peak"], one["download"]) == (0.0, 0.0)
+    assert [one["cards"][str(size)] for size in SIZES] == [["resident", 0.0]] * len(SIZES)
+
+
 def test_a_line_that_was_cut_off_is_looked_at_again(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     journal.write_text('{"name": "one", "local": false}\n{"name": "two", "loc', encoding="utf-8")

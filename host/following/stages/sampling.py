@@ -3,27 +3,47 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from ....graph.kinds import GUIDED_SAMPLER, GUIDERS
 from ....graph.settings import FitSettings
-from ....memory.prediction import THIS_MACHINE, named_card
+from ....memory.prediction import THIS_MACHINE, Stage, named_card
 from ....memory.render import why_nothing_fits
 from ...core.device import GB
 from ...planning.fit import apply_fit, find_fit
 from ...prediction.header_loading import loading_headers
-from ...prediction.stages import Question, first_part, notes_of, sampling_stages
+from ...prediction.stages import Question, first_part, notes_of, sampling_stage, sampling_stages
 from ...prediction.step import shape_in_model
 from ...training.estimate import training_stage
 from ...training.settings import TrainingSettings
 from ...training.without_data import Training
 from ..calling import Outputs
 from ..findings import NOTHING, Findings
-from ..inputs import Guided, Inputs, of_the_workflow
+from ..inputs import Guided, Inputs, NotFollowed, of_the_workflow
 
 NESTED = "nested"  # a style of guidance by two texts
+MOST_FRAMES = 2**20  # of a block
+
+
+@dataclass(frozen=True)
+class BlockByBlock:
+    """A SAMPLER that goes through a video block by block.
+
+    Attributes:
+        frames: of a latent, in a block.
+    """
+
+    frames: int
+
+
+def sample_by_blocks(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """A sampler for models that look back on what they have sampled."""
+    frames = inputs.number("num_frame_per_block")
+    if not 1 <= frames <= MOST_FRAMES:
+        raise NotFollowed(f"{kind}: num_frame_per_block is {frames:g}; a block has a frame at least")
+    return (BlockByBlock(int(frames)),)
 
 
 def guide(found: Findings, kind: str, inputs: Inputs) -> Outputs:
@@ -43,16 +63,44 @@ def guide_by_two(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     return (Guided(model, positive, negative, math.inf if inputs.get("style") == NESTED else cfg, middle),)
 
 
+def guide_by_two_models(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """What a guider hands to a sampler whose negative another model computes; without a text where it has none."""
+    model, positive, cfg = inputs.model(), inputs.conditioning("positive"), inputs.number("cfg")
+    negative = [[None, {}]] if inputs.get("negative") is None else inputs.conditioning("negative")
+    if inputs.get("model_negative") is None:
+        return (Guided(model, positive, negative, cfg),)
+    other = None if cfg == 1.0 else Guided(inputs.model("model_negative"), negative, negative, 1.0)
+    return (Guided(model, positive, positive, 1.0, other=other),)
+
+
+def _by_turns(stage: Stage, other: Stage) -> Stage:
+    """Two models that are called one after the other at each step: the weights of both are wanted all the time."""
+    weights = stage.weights + other.weights
+    budget = None if stage.budget is other.budget is None else stage.resident + other.resident
+    larger = max(stage.prediction, other.prediction, key=lambda one: one.activations + one.constant)
+    both = replace(larger, weights=stage.prediction.weights + other.prediction.weights, calls=2)
+    least, doubt = max(stage.least_weights, other.least_weights), stage.doubt or other.doubt
+    return replace(
+        stage, prediction=both, weights=weights, least_weights=least, budget=budget, method="two models", doubt=doubt
+    )
+
+
 def sample(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """A step of a sampler, whose LATENT has the shape that the model gives it."""
     asked = inputs.guided() if kind == GUIDED_SAMPLER else inputs.guidance()
-    latent = inputs.latent("latent_image")
+    latent, sampler = inputs.latent("latent_image"), inputs.get("sampler")
     question = Question(
-        asked.model, latent, positive=asked.positive, negative=asked.negative, middle=asked.middle, cfg=asked.cfg
-    )
+        asked.model, latent, positive=asked.positive, negative=asked.negative, middle=asked.middle, cfg=asked.cfg,
+        block=sampler.frames if isinstance(sampler, BlockByBlock) else 0,
+    )  # fmt: skip
     found.notes += notes_of(question)
-    for stage in sampling_stages(question, found.card):
-        found.add(stage)
+    *hints, stage = sampling_stages(question, found.card)
+    for hint in hints:
+        found.add(hint)
+    if asked.other is not None:
+        of_other = replace(question, model=asked.other.model, positive=asked.other.positive, negative=None)
+        stage = _by_turns(stage, sampling_stage(of_other, found.card))
+    found.add(stage)
     shape = shape_in_model(asked.model, latent)  # a picture for a video's model comes back as a video of one frame
     with found.mode:
         result = {**latent, "samples": torch.empty(shape)}
