@@ -1595,6 +1595,15 @@ WORKFLOWS = (
         ),
     ),
     *_of(
+        "host/prediction/vae.py",
+        "host/test_networks.py",
+        (
+            "prediction: the settings of a shape's decode are left out",
+            '{"vae_options": coding.options}',
+            "{}",
+        ),
+    ),
+    *_of(
         "memory/prediction/assumed.py",
         "unit/test_assumed.py",
         (

@@ -173,7 +173,12 @@ def _gpt_oss(shapes: TensorShapes) -> TensorShapes:
     return {key.removeprefix("transformer."): shape for key, shape in shapes.items()}
 
 
+def _decoder_alone(shapes: TensorShapes) -> TensorShapes:
+    """An autoencoder of which a file has no encoder."""
+    return {key: shape for key, shape in shapes.items() if not key.startswith("encoder.")}
+
+
 SPELLINGS: dict[str, Callable[[TensorShapes], TensorShapes]] = {
     "open_clip": _open_clip, "qwen3_vl": _qwen3_vl, "mage_flow": _mage_flow,
-    "pixeldit": _pixeldit, "gpt_oss": _gpt_oss,
+    "pixeldit": _pixeldit, "gpt_oss": _gpt_oss, "decoder": _decoder_alone,
 }  # fmt: skip

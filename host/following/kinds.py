@@ -73,6 +73,7 @@ PLAIN = (
     "EmptyARVideoLatent", "EmptyMiniMaxH3LatentAV", "MiniMaxH3SigmaShift",
     "SetLatentNoiseMask", "TrimVideoLatent", "LatentCut", "LatentCutToBatch", "T5TokenizerOptions",
     "ControlNetApply", "SetUnionControlNetType", "AnimaLLLiteApply", "USOStyleReference", "EmptyAudio",
+    "EmptyLatentHunyuan3Dv2", "Hunyuan3Dv2Conditioning", "Hunyuan3Dv2ConditioningMultiView",
 )  # fmt: skip
 
 # Nodes that are run as they are, but for the VAE with which they encode pictures: what that takes is a stage.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import wraps
 from types import ModuleType
 from typing import Any
 
 import comfy.model_management as model_management
+import comfy.utils
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -212,3 +213,55 @@ def apply_by_exchange(module: nn.Module, function: Callable[[Tensor], Tensor], r
             if buffer is not None:
                 part._buffers[name] = function(buffer)
     return module
+
+
+# ------------------------------------------------------------------------------------------------ in tiles
+
+
+@contextmanager
+def one_of_each_tile() -> Iterator[None]:
+    """Within it, the host's tiling computes one tile of each shape, beside what it gathers them in."""
+    with replaced(comfy.utils, "tiled_scale_multidim", _tiled):
+        yield
+
+
+def _tiled(
+    samples: Tensor,
+    function: Callable[[Tensor], Tensor],
+    tile: Sequence[int] = (64, 64),
+    overlap: Any = 8,
+    upscale_amount: Any = 4,
+    out_channels: int = 3,
+    output_device: Any = "cpu",
+    downscale: bool = False,
+    index_formulas: Any = None,
+    pbar: Any = None,
+) -> Tensor:
+    """In the place of the host's ``tiled_scale_multidim``, with its arguments."""
+    sizes = [min(length, side) for length, side in zip(samples.shape[2:], tile)]
+    scales = upscale_amount if isinstance(upscale_amount, (tuple, list)) else [upscale_amount] * len(sizes)
+    lengths = [_scaled(length, scale, downscale) for length, scale in zip(samples.shape[2:], scales)]
+    result = torch.empty((samples.shape[0], out_channels, *lengths), device=output_device)
+    part = corner(samples[:1], sizes)
+    if part.shape[2:] == samples.shape[2:]:
+        function(part).to(output_device)
+        return result
+    shares = torch.empty((1, 1, *lengths), device=output_device)
+    done = function(part).to(output_device)
+    mask = torch.empty((1, 1, *done.shape[2:]), device=output_device)
+    _ = done * mask
+    del shares
+    return result
+
+
+def _scaled(length: int, scale: Any, downscale: bool) -> int:
+    if callable(scale):
+        return int(scale(length))
+    return round(length / scale) if downscale and scale > 1 else round(length * scale)
+
+
+def corner(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The first of each dim behind the channels: (B, C, *sizes)."""
+    for dim, size in enumerate(sizes):
+        x = x.narrow(dim + 2, 0, size)
+    return x

@@ -78,7 +78,8 @@ def coding_key(coding: Coding, card: Card) -> Hashable:
     vae = coding.vae
     return (
         coding.work, described(card), described(workspaces_for(card)), described(coding.x), described(coding.tiles),
-        coding.follow, coding.file_budget_gb, described(getattr(vae, "headroom_settings", None)), type(vae),
+        described(coding.options), coding.follow, coding.file_budget_gb,
+        described(getattr(vae, "headroom_settings", None)), type(vae),
         vae.vae_dtype, described(vae.output_device), patcher_key(vae.patcher),
     )  # fmt: skip
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,7 +35,10 @@ from ..vae.directions import Decode, Encode
 from ..vae.geometry import Geometry
 from ..vae.wrapper import LowMemoryVAE, is_tileable
 from ..video.along import hand_on
-from .host_answers import answering, card_answers, free_memory_answer, replaced
+from .host_answers import answering, card_answers, corner, free_memory_answer, one_of_each_tile
+
+VOLUME = "geo_decoder"  # of an autoencoder of shapes, which asks it about a few thousand points at a time
+FEW = 3
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ class Coding:
         follow: strips are followed to the byte where those that matter are few, in about a second; else their plan
             stands, which is a bound.
         file_budget_gb: budget of the node that decodes it straight to a file, 0 = the whole card; None: by none.
+        options: of an autoencoder's own, which the host hands on to its decode.
     """
 
     vae: Any
@@ -59,6 +62,7 @@ class Coding:
     tiles: dict[str, Any] | None = None
     follow: bool = False
     file_budget_gb: float | None = None
+    options: dict[str, Any] | None = None
 
     @property
     def work(self) -> str:
@@ -144,13 +148,17 @@ class _StandIn:
         copied.device = copied.patcher.load_device = card.device
         stand_in = cls(copied, card, workspaces)
         name_modules(copied.first_stage_model, stand_in.running)
+        volume = getattr(copied.first_stage_model, VOLUME, None)
+        if volume is not None:
+            volume.forward = _a_few_of(volume.forward)
         return stand_in
 
     def work(self, coding: Coding, x: Tensor) -> Way:
         """How it would be done, the work to follow, and what is planned already."""
         if not isinstance(self.vae, LowMemoryVAE) or not is_tileable(self.vae):
             if coding.tiles is None:
-                return "in one piece", self._call(coding.work, x), None
+                options = {} if coding.options is None else {"vae_options": coding.options}
+                return "in one piece", self._call(coding.work, x, **options), None
             return f"core's tiles, {coding.tiles}", self._call(f"{coding.work}_tiled", x, **coding.tiles), None
         coder = Coder(Encode(self.vae) if coding.encodes else Decode(self.vae, {}), self.workspaces)
         x = coder.geometry.prepare(x)
@@ -240,16 +248,9 @@ class _Foretold:
         first = x[: geometry.slice_step(x)]
         if plan.tiles == 1:
             return "feathered, 1 tiles", self.followed(lambda: geometry.tile(first)), None
-        corner = _corner(first, geometry.tile_shape(first, plan.tile_cells)[2:])
-        work = self.followed(lambda: (_blended(geometry, x), geometry.tile(corner)))
+        part = corner(first, geometry.tile_shape(first, plan.tile_cells)[2:])
+        work = self.followed(lambda: (_blended(geometry, x), geometry.tile(part)))
         return f"feathered, {plan.tiles} tiles", work, None
-
-
-def _corner(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """The first of each dim behind the channels."""
-    for dim, size in enumerate(sizes):
-        x = x.narrow(dim + 2, 0, size)
-    return x
 
 
 def _blended(geometry: Geometry, x: Tensor) -> Tensor:
@@ -257,43 +258,15 @@ def _blended(geometry: Geometry, x: Tensor) -> Tensor:
     return torch.empty(geometry.output_bytes(x) // 4, device=geometry.vae.output_device)
 
 
-@contextmanager
-def one_of_each_tile() -> Iterator[None]:
-    """Within it, the host's tiling computes one tile of each shape, beside what it gathers them in."""
-    with replaced(comfy.utils, "tiled_scale_multidim", _tiled):
-        yield
+def _a_few_of(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A decoder of points that computes the first calls, and only makes room for the results of all others."""
+    first: list[Tensor] = []
 
+    def decoded(*args: Any, queries: Tensor, **kwargs: Any) -> Tensor:
+        if len(first) < FEW:
+            first.append(forward(*args, queries=queries, **kwargs))
+            return first[-1]
+        shape = (*queries.shape[:2], *first[0].shape[2:])
+        return torch.empty(shape, dtype=first[0].dtype, device=first[0].device)
 
-def _tiled(
-    samples: Tensor,
-    function: Callable[[Tensor], Tensor],
-    tile: Sequence[int] = (64, 64),
-    overlap: Any = 8,
-    upscale_amount: Any = 4,
-    out_channels: int = 3,
-    output_device: Any = "cpu",
-    downscale: bool = False,
-    index_formulas: Any = None,
-    pbar: Any = None,
-) -> Tensor:
-    """In the place of the host's ``tiled_scale_multidim``, with its arguments."""
-    sizes = [min(length, side) for length, side in zip(samples.shape[2:], tile)]
-    scales = upscale_amount if isinstance(upscale_amount, (tuple, list)) else [upscale_amount] * len(sizes)
-    lengths = [_scaled(length, scale, downscale) for length, scale in zip(samples.shape[2:], scales)]
-    result = torch.empty((samples.shape[0], out_channels, *lengths), device=output_device)
-    part = _corner(samples[:1], sizes)
-    if part.shape[2:] == samples.shape[2:]:
-        function(part).to(output_device)
-        return result
-    shares = torch.empty((1, 1, *lengths), device=output_device)
-    done = function(part).to(output_device)
-    mask = torch.empty((1, 1, *done.shape[2:]), device=output_device)
-    _ = done * mask
-    del shares
-    return result
-
-
-def _scaled(length: int, scale: Any, downscale: bool) -> int:
-    if callable(scale):
-        return int(scale(length))
-    return round(length / scale) if downscale and scale > 1 else round(length * scale)
+    return decoded

@@ -308,6 +308,64 @@ class TestPictures:
         assert run.stages[0].weights == pytest.approx(file.nbytes, rel=0.01)
 
 
+def shape_vae(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = find("comfy.ldm.hunyuan3d.vae:ShapeVAE")
+    small = partial(module, width=64, heads=4, num_decoder_layers=2, num_encoder_layers=1, num_latents=64)
+    monkeypatch.setattr("comfy.ldm.hunyuan3d.vae.ShapeVAE", small)
+    vae = comfy.sd.VAE(sd=drawn(small()).state_dict())
+    vae.patcher.load(CPU)
+    return vae
+
+
+@since_it_was_made
+class TestShapes:
+    @pytest.mark.parametrize("points", [1000, 5000])
+    def test_a_volume_is_decoded_some_points_at_a_time(self, monkeypatch: pytest.MonkeyPatch, points: int) -> None:
+        """13,824 points: 14 times 1,000 at the most, of which three are followed."""
+        latent = {"samples": torch.rand(1, 64, 64)}
+        inputs = {"vae": shape_vae(monkeypatch), "num_chunks": points, "octree_resolution": 23, "samples": latent}
+        stage, _ = predicted("VAEDecodeHunyuan3D", **inputs)
+        assert (stage.work, stage.doubt) == ("decode", "")
+        assert off_by(stage, "VAEDecodeHunyuan3D", **inputs) <= 0.02
+
+    def test_from_a_picture_to_a_shape(self, empty: Path) -> None:
+        sees = {"clip_vision": ["1", 1], "image": ["2", 0], "crop": "none"}
+        workflow = {
+            "1": node("ImageOnlyCheckpointLoader", ckpt_name="hunyuan3d-dit-v2_fp16.safetensors"),
+            "2": node("EmptyImage", width=512, height=512, batch_size=1, color=0),
+            "3": node("CLIPVisionEncode", **sees),
+            "4": node("Hunyuan3Dv2Conditioning", clip_vision_output=["3", 0]),
+            "5": node("EmptyLatentHunyuan3Dv2", resolution=1024, batch_size=1),
+            "6": node(
+                "KSampler", model=["1", 0], positive=["4", 0], negative=["4", 1], latent_image=["5", 0], seed=1,
+                steps=20, cfg=5.0, sampler_name="euler", scheduler="simple", denoise=1.0,
+            ),
+            "7": node("VAEDecodeHunyuan3D", samples=["6", 0], vae=["1", 2], num_chunks=8000, octree_resolution=64),
+            "8": node("VoxelToMesh", voxel=["7", 0], algorithm="surface net", threshold=0.6),
+            "9": node("SaveGLB", mesh=["8", 0], filename_prefix="x"),
+        }  # fmt: skip
+        run = followed(workflow)
+        assert run.complete, run.unknown
+        assert [(stage.work, stage.doubt) for stage in run.stages] == [
+            ("vision", ""), ("sampling", ""), ("decode", ""),
+        ]  # fmt: skip
+
+    def test_from_a_picture_to_a_video(self, empty: Path) -> None:
+        """What looks at the picture and what encodes it are stages, in one node."""
+        workflow = {
+            "1": node("ImageOnlyCheckpointLoader", ckpt_name="svd_xt.safetensors"),
+            "2": node("EmptyImage", width=512, height=512, batch_size=1, color=0),
+            "3": node(
+                "SVD_img2vid_Conditioning", clip_vision=["1", 1], init_image=["2", 0], vae=["1", 2], width=512,
+                height=256, video_frames=14, motion_bucket_id=127, fps=6, augmentation_level=0.0,
+            ),
+        }  # fmt: skip
+        run = followed(workflow)
+        assert run.complete, run.unknown
+        assert sorted(stage.work for stage in run.stages) == ["encode", "vision"]
+        assert run.results["3"][2]["samples"].shape == (14, 4, 32, 64)
+
+
 class TestStyle:
     def inputs(self) -> dict[str, Any]:
         redux = find("comfy.ldm.flux.redux:ReduxImageEncoder")(redux_dim=48, txt_in_features=64)

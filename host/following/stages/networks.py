@@ -25,11 +25,12 @@ from ....memory.prediction import CannotPredict, Card, Stage, fake_copy
 from ...core.internals import find
 from ...measure.calibrated import workspaces_for
 from ...prediction.encoders import HeldNetwork, predict_network
-from ...prediction.host_answers import modules_with, replaced
+from ...prediction.host_answers import modules_with, one_of_each_tile, replaced
 from ...prediction.networks import model_without_data
-from ...prediction.vae import one_of_each_tile
+from ...prediction.stages import coding_stage
+from ...prediction.vae import Coding
 from ..calling import Outputs, first_line, outputs
-from ..findings import Findings, Follow
+from ..findings import NOTHING, Findings, Follow
 from ..inputs import Inputs, NotFollowed
 from ..loading import load
 from ..plain import sized
@@ -203,10 +204,18 @@ def _focal_and_shift(points: Tensor, mask: Any = None, focal: Any = None, **_: A
     return numbers if focal is None else focal.reshape(numbers.shape), numbers
 
 
+def decode_volume(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """A grid of a shape's inside and outside, which nothing but a mesh is made of."""
+    names = ("num_chunks", "octree_resolution")
+    options = {name: int(inputs.number(name)) for name in names if name in inputs}
+    found.add(coding_stage(Coding(inputs.vae(), inputs.latent("samples")["samples"], options=options), found.card))
+    return NOTHING
+
+
 # Nodes that load one network, and those that run it.
 LOADERS = (
     "UpscaleModelLoader", "AudioEncoderLoader", "LoadBackgroundRemovalModel", "StyleModelLoader", "LoadMoGeModel",
-    "LoadDA3Model", "FrameInterpolationModelLoader", "OpticalFlowLoader",
+    "LoadDA3Model", "FrameInterpolationModelLoader", "OpticalFlowLoader", "ImageOnlyCheckpointLoader",
 )  # fmt: skip
 RUN = {
     "ImageUpscaleWithModel": Runs("upscale_model", "upscale"), "AudioEncoderEncode": Runs("audio_encoder", "sound"),
@@ -216,6 +225,7 @@ RUN = {
     "DA3Inference": Runs("da3_model", one_by_one="image", gives=pictured.depth_of_all),
     "RTDETR_detect": Runs("model", one_by_one="image", few=32, gives=pictured.boxes, ends_at_numbers=True),
     "SDPoseKeypointExtractor": Runs("model", gives=pictured.key_points),
+    "SVD_img2vid_Conditioning": Runs("clip_vision"),
     "FrameInterpolate": Runs("interp_model", one_by_one="images", gives=pictured.frames_between),
 }  # fmt: skip
 DRAWN: dict[str, Follow] = {
@@ -227,4 +237,5 @@ OF_NETWORKS: dict[str, Follow] = {
     **dict.fromkeys(LOADERS, load),
     **{kind: partial(run_network, runs) for kind, runs in RUN.items()},
     **DRAWN,
+    "VAEDecodeHunyuan3D": decode_volume,
 }
