@@ -1474,7 +1474,7 @@ PREDICTIONS = (
         ),
         (
             "forecast: a model's budget ignored",
-            "        None if budget is None else budget.weights,\n",
+            "        None if budget is None else budget.weights + more,\n",
             "        None,\n",
         ),
     ),
@@ -2106,7 +2106,30 @@ WORKFLOWS = (
         ),
     ),
     *_of(
-        "host/following/stages/coding.py",
+        "host/prediction/networks.py",
+        "host/test_beside_models.py",
+        (
+            "a network that two ControlNets share counts twice",
+            "if id(value) not in self._copies:",
+            "if True:",
+        ),
+        (
+            "a ControlNet before another is not looked for",
+            'control = getattr(control, "previous_controlnet", None)',
+            "control = None",
+        ),
+    ),
+    *_of(
+        "host/planning/fit.py",
+        "host/test_beside_models.py",
+        (
+            "the budget of a model is given that of its ControlNets too",
+            "(budget - plan.stage.beside) / GB",
+            "budget / GB",
+        ),
+    ),
+    *_of(
+        "host/prediction/networks.py",
         f"host/test_workflow_files.py {ESTIMATE}",
         (
             "a video decodes to as many frames as it has cells",

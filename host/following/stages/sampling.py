@@ -79,9 +79,17 @@ def _by_turns(stage: Stage, other: Stage) -> Stage:
     budget = None if stage.budget is other.budget is None else stage.resident + other.resident
     larger = max(stage.prediction, other.prediction, key=lambda one: one.activations + one.constant)
     both = replace(larger, weights=stage.prediction.weights + other.prediction.weights, calls=2)
+    beside = stage.beside + other.beside
     least, doubt = max(stage.least_weights, other.least_weights), stage.doubt or other.doubt
     return replace(
-        stage, prediction=both, weights=weights, least_weights=least, budget=budget, method="two models", doubt=doubt
+        stage,
+        prediction=both,
+        weights=weights,
+        least_weights=least,
+        budget=budget,
+        method="two models",
+        doubt=doubt,
+        beside=beside,
     )
 
 
