@@ -63,6 +63,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("nodes:NODE_CLASS_MAPPINGS", "whole workflows cannot be predicted"),
     Internal("comfy.sd:CLIP", "whole workflows cannot be predicted"),
     Internal("comfy.clip_vision:ClipVisionModel", "whole workflows cannot be predicted"),
+    Internal("comfy.clip_vision:Output", "whole workflows cannot be predicted"),
     Internal("folder_paths:get_annotated_filepath", "workflows with pictures of their own cannot be predicted"),
     Internal("folder_paths:get_input_directory", "workflows with pictures of their own cannot be predicted"),
     Internal(f"{_MANAGEMENT}InterruptProcessingException", "reports say of cancelled work that it failed"),
