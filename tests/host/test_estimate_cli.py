@@ -375,7 +375,7 @@ def test_a_fault_of_our_own_code_goes_up(error: type[Exception], monkeypatch: py
     def fail(*_: Any) -> None:
         raise error("a mistake")
 
-    monkeypatch.setattr(sampling, "sampling_stage", fail)
+    monkeypatch.setattr(sampling, "sampling_stages", fail)
     with pytest.raises(error, match="a mistake"):
         DryRun(sd15(), named_card("sm86", 8.0)).run()
 
