@@ -24,7 +24,10 @@ from headroom.tools.server.server import Server
 
 from ..host.conftest import ENVIRONMENT
 from ..host.workflows import ATTENTION, VAE, node, text_to_image
+from ..nightly import at_night
 from .conftest import Card
+
+pytestmark = at_night  # two servers that run every node: four minutes and more
 
 MB, GB = 2**20, 2**30
 VRAM_MB = 3000
