@@ -262,6 +262,12 @@ class TestPictures:
         assert frames.shape == (10, 70, 96, 3)
         assert off_by(stage, "FrameInterpolate", **inputs) <= 0.02
 
+    @pytest.mark.parametrize(("height", "width"), [(48, 100), (100, 48), (50, 50)])
+    def test_pictures_of_a_longer_edge(self, height: int, width: int) -> None:
+        kind, inputs = "ResizeImagesByLongerEdge", {"images": torch.rand(2, height, width, 3), "longer_edge": 70}
+        found = Findings(this_cpu())
+        assert shapes_of(OF_NETWORKS[kind](found, kind, Inputs(kind, inputs))) == shapes_of(given_by(kind, **inputs))
+
     def test_many_pictures_take_as_much_as_a_few(self, empty: Path) -> None:
         """Each is gone from the card before the next."""
         workflow = {

@@ -79,6 +79,15 @@ def draw_key_points(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         return (torch.empty(max(1, len(frames)), height, width, 3),)
 
 
+def resize_by_longer_edge(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """Pictures as large as the host's ResizeImagesByLongerEdge makes them, one by one on the CPU."""
+    images, edge = _pictures(inputs, "images"), int(inputs.number("longer_edge"))
+    height, width = images.shape[1:3]
+    sizes = (int(height * (edge / width)), edge) if width > height else (edge, int(width * (edge / height)))
+    with found.mode:
+        return (torch.empty(images.shape[0], *sizes, 3),)
+
+
 def make_mesh(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """A mesh, which the CPU makes, and which goes to what saves it."""
     return NOTHING

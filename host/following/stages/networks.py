@@ -232,6 +232,7 @@ DRAWN: dict[str, Follow] = {
     "MoGeRender": pictured.draw_geometry, "DA3Render": pictured.draw_geometry,
     "SDPoseDrawKeypoints": pictured.draw_key_points, "MoGePointMapToMesh": pictured.make_mesh,
     "VoxelToMesh": pictured.make_mesh, "VoxelToMeshBasic": pictured.make_mesh,
+    "ResizeImagesByLongerEdge": pictured.resize_by_longer_edge,
 }  # fmt: skip
 OF_NETWORKS: dict[str, Follow] = {
     **dict.fromkeys(LOADERS, load),
