@@ -312,7 +312,8 @@ class TestSteps:
             )
 
         without = replace(step_of(model, family, family.latent()), positive=plain)
-        assert predict_step(masked(0), this_cpu()).activations == predict_step(without, this_cpu()).activations
+        mask = predict_step(masked(0), this_cpu()).activations - predict_step(without, this_cpu()).activations
+        assert 0 <= mask <= 256  # bytes of itself, while it is looked at
         with pytest.raises(CannotPredict):
             predict_step(masked(1), this_cpu())
 
