@@ -21,8 +21,9 @@ from headroom.memory.prediction import named_card
 
 from .families import FAMILIES, Family, load_vae
 from .one_step import CPU, one_call
-from .test_prediction import off_by, one_thread, this_cpu  # noqa: F401
+from .test_prediction import off_by, this_cpu
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 GB = 2**30
 SHAPE = (256, 192)
 

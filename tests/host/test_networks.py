@@ -1,7 +1,6 @@
 """Nodes that run one network over pictures or sound: what is predicted of them, and what torch's profiler sees."""
 
 import asyncio
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,14 @@ from headroom.host.following.inputs import Inputs, NotFollowed
 from headroom.host.following.stages.networks import OF_NETWORKS
 from headroom.host.prediction.host_answers import attending
 from headroom.host.workflow.dry_run import DryRun
-from headroom.memory.prediction import Card, Stage, fake_tree, named_card
+from headroom.memory.prediction import Stage, fake_tree, named_card
 
 from .one_step import CPU
 from .test_catalogue import since_it_was_made
+from .test_prediction import this_cpu
 from .workflows import node
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 ATTENTION = "comfy.ldm.modules.attention"
 
@@ -34,14 +36,6 @@ ATTENTION = "comfy.ldm.modules.attention"
 @pytest.fixture(scope="module", autouse=True)
 def extra_nodes() -> None:
     asyncio.run(nodes.init_builtin_extra_nodes())
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
@@ -54,10 +48,6 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(folder_paths, "input_directory", str(tmp_path))
     folder_paths.filename_list_cache.clear()
     return tmp_path
-
-
-def this_cpu() -> Card:
-    return Card("cpu", CPU, comfy.model_management.get_total_memory(CPU), threads=1)
 
 
 def followed(workflow: dict[str, Any]) -> DryRun:
