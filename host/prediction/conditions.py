@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
-from ...memory.prediction import fake_tree
+from ...memory.prediction import fake_tree, has_stated_zeros, state_zeros
 from .networks import CONTROL, Beside
 
 # Options that bring a model of their own or depend on the noise level. Every conditioning counts at every level.
 LEFT_OUT = ("gligen", "hooks", "start_percent", "end_percent", "timestep_start", "timestep_end")
 MASK = "attention_mask"  # of a text's tokens
+TEXT = "cross_attn"  # the text itself, as the host's sampler calls it
 
 
 def fake_conditions(conditioning: Sequence[Any], beside: Beside | None = None) -> list[dict[str, Any]]:
@@ -42,7 +43,16 @@ def fake_conditions(conditioning: Sequence[Any], beside: Beside | None = None) -
     faked: list[dict[str, Any]] = fake_tree(
         [{key: value for key, value in one.items() if key not in LEFT_OUT} for one in kept]
     )
+    for before, after in zip(kept, faked):
+        if isinstance(before.get(TEXT), Tensor) and is_empty(before[TEXT]):
+            state_zeros(after[TEXT])
     return faked
+
+
+def is_empty(text: Tensor) -> bool:
+    """Whether a text was set to zeros; ACE-Step 1.5 asks, and computes such a one by itself."""
+    with unset_fake_temporarily():
+        return has_stated_zeros(text) if isinstance(text, FakeTensor) else not bool(text.any())
 
 
 @dataclass(frozen=True)

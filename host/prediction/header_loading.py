@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ...memory.prediction import Card
+from ...memory.prediction import Card, CountingModules
 from ...offload.safetensors_header import NotAHeader, StoredTensor, read_header
 from ..catalogue.entries import PublicFile, public_file
 from ..catalogue.networks import NoSuchNetwork
@@ -158,9 +158,7 @@ def loading_headers(mode: FakeTensorMode, card: Card, absent: Absent | None = No
     }
     finder = absent.finding() if absent is not None else nullcontext()
     moving = replaced(nn.Module, "_apply", apply_by_exchange)
-    # The host asks of some weights whether they are all zero; those of a file that people use are not.
-    counting = replaced(torch, "count_nonzero", lambda tensor, *_, **__: tensor.numel())
-    with answering(answers), ExitStack() as loaders, finder, _older_forms(), mode, moving, counting:
+    with answering(answers), ExitStack() as loaders, finder, _older_forms(), mode, CountingModules(), moving:
         for module in modules_with("load_torch_file", comfy.utils.load_torch_file):
             loaders.enter_context(replaced(module, "load_torch_file", load_torch_file))
         banks = find(f"{MEL}:melscale_fbanks")

@@ -18,7 +18,7 @@ from ...memory.prediction import Card
 from ..measure.calibrated import workspaces_for
 from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
-from .conditions import LEFT_OUT, MASK, hides_nothing
+from .conditions import LEFT_OUT, MASK, hides_nothing, is_empty
 from .step import READ_WRAPPERS, Step
 from .vae import Coding
 
@@ -96,12 +96,14 @@ def patcher_key(model: ModelPatcher) -> Hashable:
 
 
 def _conditions(conditioning: Sequence[Any]) -> Hashable:
-    """Shapes, numbers, and of a text's mask whether it hides anything: its data decides what a model computes."""
+    """Shapes, numbers, whether a text is all zeros and whether its mask hides anything: what a model computes depends
+    on these data."""
     return tuple(
         (
             described(text),
             described({key: value for key, value in options.items() if key not in LEFT_OUT}),
             MASK in options and hides_nothing(options[MASK]),
+            isinstance(text, Tensor) and is_empty(text),
         )
         for text, options in conditioning
     )

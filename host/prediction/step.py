@@ -30,6 +30,7 @@ from ...memory.prediction import (
     fake_mode,
     fake_tensor,
     name_modules,
+    plain_tensors,
     predict,
 )
 from ..attention.override import SIGMA, overrides_of
@@ -145,7 +146,8 @@ def _predicted(step: Step, card: Card, workspaces: Workspaces, sigma: float | No
             run = stand_in.prepared(step, shape, conditions)
         weights = [*stand_in.model.parameters(), *stand_in.model.buffers(), *stand_in.beside.weights]
         stand_in.streamed = _streamed(step, shape, card)
-        found = predict(mode, card, weights, run, workspaces, stand_in.repeats, [conditions, stand_in.beside.given])
+        given = [conditions, stand_in.beside.given, *plain_tensors(stand_in.model)]
+        found = predict(mode, card, weights, run, workspaces, stand_in.repeats, given)
     return replace(found, calls=stand_in.calls)
 
 

@@ -35,7 +35,7 @@ from ..vae.directions import Decode, Encode
 from ..vae.geometry import Geometry
 from ..vae.wrapper import LowMemoryVAE, is_tileable
 from ..video.along import hand_on
-from .host_answers import answering, card_answers, corner, free_memory_answer, one_of_each_tile
+from .host_answers import answering, attending, card_answers, corner, free_memory_answer, one_of_each_tile
 
 VOLUME = "geo_decoder"  # of an autoencoder of shapes, which asks it about a few thousand points at a time
 FEW = 3
@@ -93,7 +93,8 @@ def predict_coding(coding: Coding, card: Card, workspaces: Workspaces = DOCUMENT
             method, run, planned = stand_in.work(coding, x)
         weights = [*stand_in.vae.first_stage_model.parameters(), *stand_in.vae.first_stage_model.buffers()]
         held = workspaces if planned is None else as_planned(workspaces, stand_in.vae.vae_dtype)
-        found = predict(mode, card, weights, run, held, given=x)
+        with attending(card):
+            found = predict(mode, card, weights, run, held, given=x)
     if planned is not None and not planned.seen_by(found):
         peak = planned.peak
         found = replace(

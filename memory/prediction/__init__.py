@@ -6,9 +6,10 @@ Charts and text made of predictions are in `memory/render`, not here.
 from .calibration import Calibration, Collecting
 from .card import CAPABILITIES, GPU_CHOICES, THIS_MACHINE, Card, named_card
 from .convolution import ConvolutionCall
-from .fake import fake_copy, fake_mode, fake_tensor, fake_tree, name_modules
+from .fake import fake_copy, fake_mode, fake_tensor, fake_tree, name_modules, plain_tensors
 from .forecast import Forecast, Stage, Verdict
 from .giving_up import GivenUp, is_asked, require_wanted, while_wanted
+from .known_numbers import CountingModules, has_stated_zeros, state_zeros
 from .live_bytes import LiveBytes
 from .numbers import forecast_numbers
 from .plans import QUALITIES, Fit, Loss, SamplingPlan, VAEPlan, choose
@@ -29,6 +30,7 @@ __all__ = [
     "Card",
     "Collecting",
     "ConvolutionCall",
+    "CountingModules",
     "Fit",
     "Forecast",
     "GivenUp",
@@ -50,10 +52,13 @@ __all__ = [
     "fake_tensor",
     "fake_tree",
     "forecast_numbers",
+    "has_stated_zeros",
     "is_asked",
     "name_modules",
     "named_card",
+    "plain_tensors",
     "predict",
     "require_wanted",
+    "state_zeros",
     "while_wanted",
 ]

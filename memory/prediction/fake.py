@@ -57,7 +57,7 @@ def fake_copy(module: Module, mode: FakeTensorMode, device: torch.device, memo: 
         fake._is_param = True  # all that torch's Parameter would do here
     for buffer in module.buffers():
         memo[id(buffer)] = _fake(buffer, mode, device)
-    for value in _plain_tensors(module):
+    for value in plain_tensors(module):
         memo.setdefault(id(value), _fake(value, mode, value.device))
     # Outside the mode: tensors in other places, which are not found here, are small and copied as they are.
     return copy.deepcopy(module, memo)
@@ -72,7 +72,8 @@ def _fake(tensor: Tensor, mode: FakeTensorMode, device: torch.device) -> Tensor:
     return FakeTensor(mode, shape, device)
 
 
-def _plain_tensors(module: nn.Module) -> Iterator[Tensor]:
+def plain_tensors(module: nn.Module) -> Iterator[Tensor]:
+    """What a module and its parts keep as plain attributes: tables that are no parameters and no buffers."""
     for inner in module.modules():
         yield from (value for value in vars(inner).values() if isinstance(value, Tensor))
 

@@ -2,7 +2,8 @@
 
 A text encoder asks "is all of the mask set?" and cuts its result by the mask's sum; one that looks at pictures makes
 lists of where their patches lie. A tensor without data cannot answer; here the numbers go along with it, through every
-operator that has nothing but known numbers.
+operator that has nothing but known numbers. Some models ask whether a text was set to zeros, which whoever set it says
+by :func:`state_zeros`.
 """
 
 from __future__ import annotations
@@ -13,35 +14,63 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    unset_fake_temporarily,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 MOST = 2**16  # numbers of a tensor that goes along
-KINDS = (torch.int64, torch.int32, torch.bool, torch.float32)
+COUNTED = 2**18  # the same, of a module that is made
 MADE_OF_DATA = torch.ops.aten.lift_fresh.default  # what torch.tensor calls with what it made
-ASKS = torch.ops.aten._local_scalar_dense.default  # bool(tensor), tensor.item()
+# bool(tensor), tensor.item(); under inference mode both arrive whole.
+ASKS = (
+    torch.ops.aten._local_scalar_dense.default, torch.ops.aten.item.default, torch.ops.aten.is_nonzero.default,
+)  # fmt: skip
 # Operators that make numbers of no tensor.
 COUNTS = (
     torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.full, torch.ops.aten.zeros, torch.ops.aten.ones,
 )  # fmt: skip
+COUNTS_OTHERS = torch.ops.aten.count_nonzero
 # What is said of one fraction that is not known, and of a given number: a scale of weights is hardly ever exactly 1.
 SURELY = {torch.ops.aten.ne.Scalar: True, torch.ops.aten.eq.Scalar: False}
+ZEROS = "headroom_zeros"  # an attribute of a tensor without data: whoever made it knows that it is all zeros
+
+
+def state_zeros(tensor: Tensor) -> None:
+    """Says of a tensor without data that it holds nothing but zeros; what is computed of it is not known to."""
+    setattr(tensor, ZEROS, True)
+
+
+def has_stated_zeros(tensor: Tensor) -> bool:
+    """Whether :func:`state_zeros` was said of a tensor."""
+    return getattr(tensor, ZEROS, False) is True
 
 
 class KnownNumbers:
-    """The numbers of tensors without data, as long as those live."""
+    """The numbers of tensors without data, as long as those live.
 
-    def __init__(self) -> None:
+    Args:
+        most: numbers of a tensor that goes along.
+    """
+
+    def __init__(self, most: int = MOST) -> None:
         self._numbers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._most = most
 
-    def answer(self, func: Any, args: tuple[Any, ...]) -> float | None:
+    def answer(self, func: Any, args: tuple[Any, ...]) -> float | bool | None:
         """What an operator that asks for a number gets; None if it is not known, or it does not ask."""
-        if func is not ASKS:
+        if func not in ASKS:
             return None
         known = self._numbers.get(args[0])
+        if known is None:
+            return None
         with _without_modes():
-            return None if known is None else known.item()
+            return bool(known) if func is torch.ops.aten.is_nonzero.default else known.item()
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Takes note of an operator's result, if its numbers are known."""
@@ -49,7 +78,11 @@ class KnownNumbers:
             self._write(func, args, kwargs)
             return
         results = result if isinstance(result, (list, tuple)) else (result,)
-        if not all(_may_be_known(one) for one in results):
+        if not all(self._may_be_known(one) for one in results):
+            return
+        if func.overloadpacket is COUNTS_OTHERS and args[0] not in self._numbers:
+            with _without_modes():  # what a model computed is taken to have no zero
+                self._numbers[result] = torch.tensor(0 if has_stated_zeros(args[0]) else args[0].numel())
             return
         numbers = _data(args[0]) if func is MADE_OF_DATA else self._computed(func, args, kwargs)
         if numbers is None and func in SURELY and _is_one_fraction(args[0]):
@@ -64,7 +97,7 @@ class KnownNumbers:
         Call it in a fake mode."""
         numbers = self._computed(func, args, kwargs)
         several = isinstance(numbers, (list, tuple))
-        if not all(isinstance(one, Tensor) and one.dtype in KINDS for one in (numbers if several else (numbers,))):
+        if not all(isinstance(one, Tensor) for one in (numbers if several else (numbers,))):
             return None
         device = next(one.device for one in tree_iter((args, kwargs)) if isinstance(one, Tensor))
 
@@ -101,6 +134,9 @@ class KnownNumbers:
         except RuntimeError:  # what a CPU does not compute is not known
             return None
 
+    def _may_be_known(self, result: Any) -> bool:
+        return isinstance(result, FakeTensor) and result.numel() <= self._most
+
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Writes into the numbers, too, whose views are views of each other as well; what is written and not known is
         forgotten with all its views."""
@@ -120,8 +156,29 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
             yield from (one for one in tree_iter(given) if isinstance(one, Tensor))
 
 
-def _may_be_known(result: Any) -> bool:
-    return isinstance(result, FakeTensor) and result.dtype in KINDS and result.numel() <= MOST
+class CountingModules(TorchDispatchMode):
+    """Around modules that are made without data: what a constructor counts by tensors of its own is known to it, such
+    as the size of a table of codes or a share for each layer. Within a fake mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers = KnownNumbers(COUNTED)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        answer = self._numbers.answer(func, args)
+        if answer is not None:
+            return answer
+        try:
+            result = func(*args, **kwargs)
+        except (DataDependentOutputException, DynamicOutputShapeException):
+            result = self._numbers.made(func, args, kwargs)
+            if result is None:
+                raise
+        self._numbers.follow(func, args, kwargs, result)
+        return result
 
 
 def _is_one_fraction(value: Any) -> bool:

@@ -25,12 +25,14 @@ from .workspace import DOCUMENTED, Workspaces
 TIMELINE_POINTS = 200
 
 
-def _attention_on_cpu(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    return int(sdpa_flop_count(query.shape, key.shape, value.shape))
+def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    whole = query.shape[:2]  # heads may share keys and values
+    return int(sdpa_flop_count(query.shape, (*whole, *key.shape[2:]), (*whole, *value.shape[2:])))
 
 
-# torch's own formulas, which have no entry for its kernel on CPUs.
-FLOPS = {**flop_registry, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_on_cpu}
+# torch's own formulas, which have none for its kernel on CPUs, and none for heads that share keys and values.
+KERNELS = ("flash_attention_for_cpu", "flash_attention")
+FLOPS = {**flop_registry, **{getattr(torch.ops.aten, f"_scaled_dot_product_{name}"): _attention for name in KERNELS}}
 
 BY_INDEX = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
 

@@ -151,10 +151,11 @@ def _by_onednn(x: Tensor, weight: Tensor, stride: Any, groups: int, threads: int
     """torch's own choice (aten/src/ATen/native/Convolution.cpp, use_mkldnn)."""
     if x.dtype not in (torch.float32, *HALF) or (x.dtype in HALF and not _onednn_has(x.dtype)):
         return False
-    pointwise = weight.shape[-1] == 1 and weight.shape[-2] == 1
+    last, before = weight.shape[-1], weight.shape[-2] if weight.ndim > 3 else 1  # a line is a picture one pixel high
+    pointwise = last == 1 and before == 1
     if pointwise and threads == 1 and x.shape[0] < 16 and all(step == 1 for step in stride):
         return False
-    large_kernel = weight.shape[-1] > 3 and weight.shape[-2] > 3
+    large_kernel = last > 3 and before > 3
     return groups > 1 or large_kernel or x.shape[0] > 1 or math.prod(x.shape[:4]) > ONEDNN_FROM
 
 

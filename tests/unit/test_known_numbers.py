@@ -4,9 +4,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from headroom.memory.prediction import CannotPredict, fake_mode, named_card, predict
+from headroom.memory.prediction import (
+    CannotPredict,
+    CountingModules,
+    fake_mode,
+    has_stated_zeros,
+    named_card,
+    predict,
+    state_zeros,
+)
 
 MASK = [[1, 1, 1, 0, 0], [1, 1, 0, 0, 0]]
 Question = Callable[[Tensor], object]
@@ -48,6 +56,8 @@ def asked(question: Question, card: str) -> object:
         lambda mask: bool((mask.float() * 0.5).sum() > 1),
         lambda mask: (torch.linspace(0, 47, 8, device=mask.device).clip(max=30) - 1).tolist(),
         filled,
+        lambda mask: bool((torch.as_tensor([0.5, 0.0], dtype=torch.bfloat16, device=mask.device) == 0).any()),
+        lambda mask: torch.count_nonzero(mask).item(),
     ],
     ids=[
         "all",
@@ -63,6 +73,8 @@ def asked(question: Question, card: str) -> object:
         "fractions",
         "evenly spaced",
         "a mask of what is not known",
+        "settings",
+        "count",
     ],
 )
 @pytest.mark.parametrize("card", ["sm86", "sm120"])
@@ -84,3 +96,45 @@ def test_it_is_what_the_numbers_give(question: Question, card: str) -> None:
 def test_what_is_not_known_is_not_guessed(question: Question) -> None:
     with pytest.raises(CannotPredict, match="depends on data"):
         asked(question, "sm86")
+
+
+class Codes(nn.Module):
+    """Counts by tensors of its own, as ComfyUI's ACE-Step does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        levels = torch.tensor([8, 5, 5], dtype=torch.int32)
+        shares = [share.item() for share in torch.linspace(0, 0.5, 3)]
+        steps = torch.linspace(0.0, 10.0, 300)
+        steps[steps > 5] *= 2
+        self.table = nn.Parameter(torch.empty(levels.prod().item(), len(shares), int(steps.max())))
+        self.layers = nn.ModuleList(nn.Dropout(share) for share in shares)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_module_counts_while_it_is_made(inference: bool) -> None:
+    with torch.inference_mode(inference):
+        with fake_mode(), CountingModules():
+            made = Codes()
+        assert made.table.shape == Codes().table.shape == (200, 3, 20)
+        assert [layer.p for layer in made.layers] == [0.0, 0.25, 0.5]
+        with fake_mode(), pytest.raises(RuntimeError):
+            Codes()
+
+
+def test_a_text_of_zeros_is_known_for_what_it_is() -> None:
+    counts: list[object] = []
+    mode = fake_mode()
+    card = named_card("sm86", 8.0)
+    with mode:
+        zeros, others = torch.zeros(1, 400, 1024), torch.zeros(1, 400, 1024)
+    state_zeros(zeros)
+    assert has_stated_zeros(zeros)
+    assert not has_stated_zeros(others)
+    assert not has_stated_zeros(zeros * 2)
+
+    def work(_: object) -> None:
+        counts.extend(bool(torch.count_nonzero(one) == 0) for one in (zeros, others))
+
+    predict(mode, card, [], work, given=[zeros, others])
+    assert counts == [True, False]
