@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,7 +28,7 @@ class PublicFile(NamedTuple):
         stored_apart: of parts that are stored in another way, by their prefix.
         kept: in the names of layers that a quantised file leaves in 16 bits.
         tables: how a quantised file stores its embeddings; empty: in 16 bits.
-        more: tensors that no network of the host takes, by name.
+        more: tensors that no network of the host takes, by name; "{12}" in one stands for 0 to 11.
         markers: names of empty tensors that tell one model from another.
         tokenizer: the tensor that holds one.
         metadata: of its header; names of networks stand for their settings.
@@ -60,7 +60,7 @@ class PublicFile(NamedTuple):
             way = self.stored_apart.get(prefix, self.stored)
             shapes: TensorShapes = {prefix + name: shape for name, shape in build(network, networks).items()}
             result.update(stored(shapes, way, self.kept, self.tables))
-        more: TensorShapes = {name: tuple(shape) for name, shape in self.more.items()}
+        more: TensorShapes = {name: tuple(shape) for key, shape in self.more.items() for name in _each(key)}
         result.update(stored(more, self.stored if self.stored in WHOLE else "bf16"))
         markers: TensorShapes = {name: (0,) for name in self.markers}
         result.update(stored(markers, "fp32"))
@@ -102,6 +102,15 @@ def public_file(name: str, folder: str = "") -> PublicFile | None:
     plain, files = name.replace("\\", "/").rpartition("/")[2], _catalogue()["files"]
     entry = files.get(f"{folder}/{plain}", files.get(plain))
     return None if entry is None else _file(plain, entry)
+
+
+def _each(name: str) -> Iterator[str]:
+    before, brace, rest = name.partition("{")
+    if not brace:
+        yield name
+        return
+    count, _, after = rest.partition("}")
+    yield from (f"{before}{number}{after}" for number in range(int(count)))
 
 
 def _file(name: str, entry: dict[str, Any]) -> PublicFile:

@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from ...memory.prediction import CountingModules, fake_mode
+
 TensorShapes = dict[str, tuple[int, ...]]
 
 
@@ -67,10 +69,10 @@ def _without_memory(made: type, arguments: dict[str, Any]) -> Any:
     try:
         with torch.device("meta"):
             return made(**arguments)
-    except RuntimeError:
-        if "device" not in arguments:
-            raise
-        return made(**arguments)  # it computes with numbers of its own, and puts its layers where it is told
+    except RuntimeError:  # it asks for numbers that it made itself, which torch's meta device does not tell
+        here = {name: "cpu" if name == "device" else value for name, value in arguments.items()}
+        with fake_mode(), CountingModules():
+            return made(**here)
 
 
 def _arguments(made: type, given: dict[str, Any]) -> tuple[type, dict[str, Any]]:
