@@ -1788,6 +1788,52 @@ WORKFLOWS = (
             "if changed and self._computed(func, args, kwargs) is None:",
             "if False:",
         ),
+        (
+            "a text of zeros is taken for one that was written",
+            "0 if has_stated_zeros(args[0]) else args[0].numel()",
+            "args[0].numel()",
+        ),
+    ),
+    *_of(
+        "host/following/sounds.py",
+        "host/test_sound.py",
+        (
+            "dry run: sounds put together stay at the lower rate",
+            "highest = max(rate for _, rate in pair)",
+            "highest = min(rate for _, rate in pair)",
+        ),
+        (
+            "dry run: the name of a sound may lead out of ComfyUI's folders",
+            'if is_there(inputs, "audio"):',
+            'if folder_paths.exists_annotated_filepath(str(inputs["audio"])):',
+        ),
+    ),
+    *_of(
+        "host/following/stages/audio.py",
+        "host/test_sound.py",
+        (
+            "dry run: a sound in tiles is decoded in one piece",
+            'tiles = {"tile_x": side,',
+            'unused = {"tile_x": side,',
+        ),
+    ),
+    *_of(
+        "host/following/stages/codes.py",
+        "host/test_sound.py",
+        (
+            "dry run: the last code attends to no more than the second",
+            "whole = kept[0][0].shape[2]",
+            "whole = kept[0][2] + 1",
+        ),
+    ),
+    *_of(
+        "host/prediction/host_answers.py",
+        "host/test_sound.py",
+        (
+            "prediction: a network keeps the attention of this machine",
+            "stack.enter_context(replaced(module, attention, torchs))",
+            "pass",
+        ),
     ),
     *_of(
         "host/workflow/estimate.py",

@@ -43,7 +43,7 @@ MISSING_VIDEO = Footage(frames=121, width=1280, height=720, rate=24.0)
 
 def read_picture(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """A picture; one that is not there is taken to have a size, which is told."""
-    if not _is_there(inputs, "image"):
+    if not is_there(inputs, "image"):
         found.notes.append(f"{shortened(inputs['image'])} is not there: taken to have {MISSING_SIZE}")
         with found.mode:
             return missing_picture()
@@ -57,7 +57,7 @@ def missing_picture() -> tuple[Tensor, Tensor]:
     return torch.empty(1, SIDE, SIDE, 3), torch.empty(1, 64, 64)
 
 
-def _is_there(inputs: Inputs, name: str) -> bool:
+def is_there(inputs: Inputs, name: str) -> bool:
     """Whether a file of ComfyUI's own folders is there.
 
     Raises:
@@ -77,7 +77,7 @@ def _is_there(inputs: Inputs, name: str) -> bool:
 
 def load_video(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """A video by the header of its file; one that is not there is taken to have a size, which is told."""
-    if not _is_there(inputs, "file"):
+    if not is_there(inputs, "file"):
         found.notes.append(f"{shortened(inputs['file'])} is not there: taken to have {MISSING_VIDEO}")
         return (MISSING_VIDEO,)
     (video,) = found.nodes.call(kind, inputs)

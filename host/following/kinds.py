@@ -18,8 +18,9 @@ SAME = {
     "LoraModelLoader": ("model",), "HeadroomLocalAttention": ("model",),
     "SaveImage": (), "PreviewImage": (), "SaveLatent": (),
     "SaveAnimatedWEBP": (), "SaveAnimatedPNG": (), "SaveWEBM": (), "SaveVideo": (), "SaveImageAdvanced": (),
-    "ImageCompare": (), "SaveText": (), "SaveGLB": (), "Preview3D": (), "SaveAudio": (), "SaveAudioMP3": (),
-    "SaveAudioOpus": (), "SaveAudioAdvanced": (), "PreviewAudio": (), "MaskPreview": (), "Note": (),
+    "ImageCompare": (), "SaveText": (), "SaveGLB": (), "Preview3D": (), "SaveAudio": ("audio",),
+    "SaveAudioMP3": ("audio",), "SaveAudioOpus": ("audio",), "SaveAudioAdvanced": ("audio",),
+    "PreviewAudio": ("audio",), "MaskPreview": (), "Note": (),
     "Canny": ("image",), "ImageQuantize": ("image",), "ImageBlur": ("image",), "ImageSharpen": ("image",),
     "GrowMask": ("mask",), "DrawBBoxes": ("image",), "LatentApplyOperation": ("samples",),
     "LatentApplyOperationCFG": ("model",),
@@ -36,12 +37,13 @@ TEXT = (
     "CLIPTextEncode", "CLIPTextEncodeFlux", "CLIPTextEncodeSDXL", "CLIPTextEncodeSDXLRefiner", "CLIPTextEncodeSD3",
     "CLIPTextEncodeHiDream", "CLIPTextEncodeHunyuanDiT", "CLIPTextEncodeLumina2", "TextEncodeQwenImageEdit",
     "TextEncodeQwenImageEditPlus", "TextEncodeMageFlowEdit", "TextEncodeBooguEdit", "TextEncodeJoyImageEdit",
-    "MiniMaxH3ImageToVideo",
+    "MiniMaxH3ImageToVideo", "TextEncodeAceStepAudio",
 )  # fmt: skip
+SONG = ("TextEncodeAceStepAudio1.5",)  # text encoders that may sketch the sound as well
 WRITES = ("TextGenerate", "TextGenerateLTX2Prompt")  # text encoders that write
 VISION, DUAL_GUIDER, TWO_MODELS = "CLIPVisionEncode", "DualCFGGuider", "DualModelGuider"
 BY_BLOCKS, TRACKS = "SamplerARVideo", "GenerateTracks"
-PICTURE, SIZE = "LoadImage", "GetImageSize"
+PICTURE, SIZE, ZEROS = "LoadImage", "GetImageSize", "ConditioningZeroOut"
 # Nodes that are run as they are: they make, cut and describe tensors, and patch models.
 PLAIN = (
     "EmptyLatentImage", "EmptySD3LatentImage", "EmptyFlux2LatentImage", "EmptyHunyuanLatentVideo",
@@ -49,7 +51,7 @@ PLAIN = (
     "EmptyCosmosLatentVideo", "EmptyQwenImageLayeredLatentImage", "EmptyChromaRadianceLatentImage", "EmptyImage",
     "LatentUpscale", "LatentUpscaleBy", "LatentFromBatch", "RepeatLatentBatch", "LatentBatch", "LatentFlip",
     "LatentRotate", "LatentCrop", "ImageScale", "ImageScaleBy", "ImageBatch", "CLIPSetLastLayer",
-    "ConditioningCombine", "ConditioningConcat", "ConditioningAverage", "ConditioningZeroOut", "FluxGuidance",
+    "ConditioningCombine", "ConditioningConcat", "ConditioningAverage", "FluxGuidance",
     "ConditioningSetTimestepRange", "LTXVConditioning", "ModelSamplingFlux", "ModelSamplingSD3",
     "ModelSamplingAuraFlow", "ModelSamplingDiscrete", "ModelSamplingContinuousEDM", "ModelSamplingLTXV",
     "PreviewAny", "PrimitiveInt", "PrimitiveFloat", "PrimitiveString", "PrimitiveBoolean", "HeadroomAttention",
@@ -74,6 +76,8 @@ PLAIN = (
     "SetLatentNoiseMask", "TrimVideoLatent", "LatentCut", "LatentCutToBatch", "T5TokenizerOptions",
     "ControlNetApply", "SetUnionControlNetType", "AnimaLLLiteApply", "USOStyleReference", "EmptyAudio",
     "EmptyLatentHunyuan3Dv2", "Hunyuan3Dv2Conditioning", "Hunyuan3Dv2ConditioningMultiView",
+    "EmptyLatentAudio", "EmptyAceStepLatentAudio", "EmptyAceStep1.5LatentAudio", "ConditioningStableAudio",
+    "ReferenceTimbreAudio", "TrimAudioDuration", "SplitAudioChannels", "JoinAudioChannels",
 )  # fmt: skip
 
 # Nodes that are run as they are, but for the VAE with which they encode pictures: what that takes is a stage.
@@ -91,12 +95,12 @@ ENCODING = (
 # Nodes that are not followed, and take no memory of a card to speak of: pictures, masks, sound, words, choices.
 NEUTRAL = (
     "RebatchImages", "LoadImageMask", "LoadImageOutput", "RebatchLatents", "LoadLatent", "LoadAudio", "Video Slice",
-    "CreateVideo", "LoadVideo", "GetVideoComponents", "TrimAudioDuration", "AudioConcat", "AudioMerge",
-    "AudioAdjustVolume",
+    "CreateVideo", "LoadVideo", "GetVideoComponents", "AudioConcat", "AudioMerge",
+    "AudioAdjustVolume", "AudioEqualizer3Band",
 )  # fmt: skip
 
 
 def is_neutral(kind: str) -> bool:
     """Whether a node by itself takes no memory of a card. Ours decide what others take."""
-    plain = (*SAME, *SETTINGS, *GUIDERS, DUAL_GUIDER, TWO_MODELS, TRACKS, *PLAIN, PICTURE, SIZE, *NEUTRAL)
+    plain = (*SAME, *SETTINGS, *GUIDERS, DUAL_GUIDER, TWO_MODELS, TRACKS, *PLAIN, PICTURE, SIZE, ZEROS, *NEUTRAL)
     return kind in plain and not kind.startswith("Headroom")

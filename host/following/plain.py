@@ -6,6 +6,8 @@ import comfy.utils
 import torch
 from torch import Tensor
 
+from ...memory.prediction import state_zeros
+from ..core.given import is_conditioning
 from ..prediction.header_loading import loading_headers
 from ..prediction.host_answers import replaced
 from .calling import Outputs
@@ -26,6 +28,14 @@ def run_plainly(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     resizing = replaced(comfy.utils, "lanczos", sized)
     with encodes_counted(found, inputs) as counted, loading_headers(found.mode, found.card), resizing:
         return found.nodes.call(kind, counted)
+
+
+def set_to_zeros(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """The host's ConditioningZeroOut, whose texts are known to be zeros: some models ask."""
+    results = run_plainly(found, kind, inputs)
+    for text, _ in results[0] if is_conditioning(results[0]) else ():
+        state_zeros(text)
+    return results
 
 
 def size_of(found: Findings, kind: str, inputs: Inputs) -> Outputs:

@@ -13,7 +13,7 @@ from typing import Any
 from ...graph.kinds import DECODES, ENCODES, FIT, GUIDERS, SAMPLERS, TO_FILE, TRAIN, VAE
 from ...graph.prompt import Prompt, in_order, is_link, parents_in
 from ...memory.prediction import CannotPredict, Card, Forecast, Stage, require_wanted
-from ..following import files, loading, plain
+from ..following import files, loading, plain, sounds
 from ..following.calling import Outputs, first_line
 from ..following.findings import NOTHING, Findings, Follow, of_this_world
 from ..following.inputs import Inputs, NotFollowed
@@ -27,14 +27,16 @@ from ..following.kinds import (
     SAME,
     SETTINGS,
     SIZE,
+    SONG,
     TEXT,
     TRACKS,
     TWO_MODELS,
     VISION,
     WRITES,
+    ZEROS,
     is_neutral,
 )
-from ..following.stages import coding, encoders, networks, sampling
+from ..following.stages import audio, coding, encoders, networks, sampling
 from ..prediction.header_loading import Absent
 
 # What following a node raises where its model, its file or its settings are the reason. Any other error is a fault of
@@ -103,7 +105,9 @@ class DryRun:
     def stages_followed(self) -> bool:
         """Whether every text, sampling, encode and decode was followed."""
         kinds = {self.workflow[number]["class_type"] for number in self.unknown}
-        return not kinds.intersection((*SAMPLERS, TRAIN, *DECODES, *ENCODES, TO_FILE, *TEXT, *WRITES, VISION))
+        return not kinds.intersection(
+            (*SAMPLERS, TRAIN, *DECODES, *ENCODES, TO_FILE, *audio.OF_AUDIO, *TEXT, *SONG, *WRITES, VISION)
+        )
 
     @property
     def complete(self) -> bool:
@@ -154,13 +158,21 @@ def _followers() -> Iterator[tuple[Iterable[str], Follow]]:
     yield (TO_FILE,), coding.decode_to_file
     yield (VAE,), coding.wrap
     yield TEXT, encoders.encode_text
+    yield SONG, encoders.encode_song
     yield WRITES, encoders.write_text
     yield (VISION,), encoders.encode_vision
     yield LOADERS, loading.load
     yield loading.GGUF_LOADERS, loading.tell_of_gguf
     yield (PICTURE,), files.read_picture
     yield (SIZE,), plain.size_of
+    yield (ZEROS,), plain.set_to_zeros
     yield (*PLAIN, *ENCODING), plain.run_plainly
 
 
-FOLLOWERS = {kind: follow for kinds, follow in _followers() for kind in kinds} | files.OF_VIDEO | networks.OF_NETWORKS
+FOLLOWERS = (
+    {kind: follow for kinds, follow in _followers() for kind in kinds}
+    | files.OF_VIDEO
+    | networks.OF_NETWORKS
+    | sounds.OF_SOUND
+    | audio.OF_AUDIO
+)

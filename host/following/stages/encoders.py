@@ -19,6 +19,7 @@ from ...prediction.host_answers import SAME_EXPERTS, has_experts, replaced
 from ..calling import Outputs, outputs
 from ..findings import Findings
 from ..inputs import Inputs
+from .codes import codes_counted
 from .coding import encodes_counted
 
 WRITING = "comfy.text_encoders.llama"  # the host's module of text encoders that write
@@ -36,6 +37,12 @@ def encode_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     found.add(encoder_stage("text", prediction, clip.patcher, clip.cond_stage_model))
     found.notes += [SAME_EXPERTS] if has_experts(clip.cond_stage_model) else []
     return results
+
+
+def encode_song(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """As :func:`encode_text`, of a text encoder that may sketch the sound as well."""
+    with codes_counted():
+        return encode_text(found, kind, inputs)
 
 
 def write_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
