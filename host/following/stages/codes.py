@@ -16,7 +16,7 @@ import comfy.utils
 import torch
 from torch import Tensor, nn
 
-from ...prediction.host_answers import replaced
+from ...prediction.host_answers import answering, replaced
 
 MODULE, WRITES = "comfy.text_encoders.ace15", "sample_manual_loop_no_classes"
 BAR = "model_trange"  # the host's count of passes, with a bar
@@ -41,7 +41,7 @@ def codes_counted() -> Iterator[None]:
             hook.remove()
         return [0] * max_new_tokens
 
-    with replaced(module, WRITES, first_and_last), replaced(comfy.utils, BAR, _ends):
+    with answering({}), replaced(module, WRITES, first_and_last), replaced(comfy.utils, BAR, _ends):
         yield
 
 
