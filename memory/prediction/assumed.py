@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .known_numbers import ASKS
+
 aten = torch.ops.aten
 MASKS = (torch.bool, torch.uint8)
 
@@ -20,7 +22,7 @@ def assumed(func: Any, args: tuple[Any, ...]) -> Any:
 
     Call it in a fake mode. An operator that asks for a number gets one.
     """
-    if func is aten._local_scalar_dense.default:
+    if func in ASKS:
         return True if args[0].dtype == torch.bool else 0.0 if args[0].dtype.is_floating_point else 0
     if func is aten.nonzero.default:
         return _all_places(args[0])
