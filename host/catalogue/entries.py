@@ -31,7 +31,7 @@ class PublicFile(NamedTuple):
         more: tensors that no network of the host takes, by name; "{12}" in one stands for 0 to 11.
         markers: names of empty tensors that tell one model from another.
         tokenizer: the tensor that holds one.
-        metadata: of its header; names of networks stand for their settings.
+        metadata: of its header; names of networks stand for their settings, alone or by parts.
         confirmed: whether the size that somebody publishes of it is that of these tensors.
     """
 
@@ -45,7 +45,7 @@ class PublicFile(NamedTuple):
     more: Mapping[str, list[int]] = {}
     markers: tuple[str, ...] = ()
     tokenizer: str = ""
-    metadata: Mapping[str, Mapping[str, Any]] = {}
+    metadata: Mapping[str, str | Mapping[str, Any]] = {}
     confirmed: bool = False
 
     def tensors(self) -> dict[str, Tensor]:
@@ -74,9 +74,15 @@ class PublicFile(NamedTuple):
         networks = _catalogue()["networks"]
 
         def said(of: Any) -> Any:
-            return settings(of, networks)["config"] if isinstance(of, str) else of
+            if not isinstance(of, str):
+                return of
+            given = settings(of, networks)
+            return given.get("config", given)
 
-        return {key: json.dumps({part: said(of) for part, of in parts.items()}) for key, parts in self.metadata.items()}
+        return {
+            key: json.dumps(said(of) if isinstance(of, str) else {part: said(one) for part, one in of.items()})
+            for key, of in self.metadata.items()
+        }
 
     @property
     def nbytes(self) -> int:

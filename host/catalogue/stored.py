@@ -75,6 +75,12 @@ def _fp8_scaled(layer: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Tenso
     yield _described(layer, format="float8_e4m3fn")
 
 
+def _fp8_input(layer: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
+    """Whose inputs have a scale in the file, too."""
+    yield from _fp8_scaled(layer, shape)
+    yield f"{layer}input_scale", Tensor((), FULL)
+
+
 def _int8_convrot(layer: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Tensor]]:
     yield f"{layer}weight", Tensor(shape, torch.int8)
     yield f"{layer}weight_scale", Tensor((shape[0], 1), FULL)
@@ -104,5 +110,6 @@ def _nvfp4_awq(layer: str, shape: tuple[int, ...]) -> Iterator[tuple[str, Tensor
 
 
 QUANTISED: dict[str, Callable[[str, tuple[int, ...]], Iterator[tuple[str, Tensor]]]] = {
-    "fp8_scaled": _fp8_scaled, "int8_convrot": _int8_convrot, "nvfp4": _nvfp4, "int8": _int8, "nvfp4_awq": _nvfp4_awq,
+    "fp8_scaled": _fp8_scaled, "fp8_input": _fp8_input, "int8_convrot": _int8_convrot, "nvfp4": _nvfp4,
+    "int8": _int8, "nvfp4_awq": _nvfp4_awq,
 }  # fmt: skip

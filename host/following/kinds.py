@@ -10,6 +10,7 @@ from ...graph.kinds import COMPARE, ESTIMATE, GUIDERS, REPORT, TRAINING_ESTIMATE
 LOADERS = (
     "CheckpointLoaderSimple", "UNETLoader", "VAELoader", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoader",
     "QuadrupleCLIPLoader", "CLIPVisionLoader", "ControlNetLoader", "DiffControlNetLoader", "ModelPatchLoader",
+    "LTXAVTextEncoderLoader", "LTXVAudioVAELoader", "LatentUpscaleModelLoader",
 )  # fmt: skip
 # Nodes whose first outputs are inputs of the same name: what they do changes no shape.
 SAME = {
@@ -78,6 +79,7 @@ PLAIN = (
     "EmptyLatentHunyuan3Dv2", "Hunyuan3Dv2Conditioning", "Hunyuan3Dv2ConditioningMultiView",
     "EmptyLatentAudio", "EmptyAceStepLatentAudio", "EmptyAceStep1.5LatentAudio", "ConditioningStableAudio",
     "ReferenceTimbreAudio", "TrimAudioDuration", "SplitAudioChannels", "JoinAudioChannels",
+    "LTXVEmptyLatentAudio", "LTXVConcatAVLatent", "LTXVSeparateAVLatent",
 )  # fmt: skip
 
 # Nodes that are run as they are, but for the VAE with which they encode pictures: what that takes is a stage.
@@ -89,7 +91,7 @@ ENCODING = (
     "CosmosImageToVideoLatent", "CosmosPredict2ImageToVideoLatent", "QwenImageDiffsynthControlnet",
     "ZImageFunControlnet", "ControlNetApplyAdvanced", "ControlNetApplySD3", "ControlNetInpaintingAliMamaApply",
     "WanSoundImageToVideo", "WanSoundImageToVideoExtend", "WanHuMoImageToVideo", "BerniniConditioning", "ARVideoI2V",
-    "WanSCAILToVideo", "WanDancerVideo",
+    "WanSCAILToVideo", "WanDancerVideo", "LTXVImgToVideoInplace",
 )  # fmt: skip
 
 # Nodes that are not followed, and take no memory of a card to speak of: pictures, masks, sound, words, choices.
