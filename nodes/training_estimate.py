@@ -9,7 +9,8 @@ import torch
 from comfy_api.latest import io
 
 from ..host.core.device import GB
-from ..host.prediction.stages import chosen_card, first_part
+from ..host.core.latents import first_part
+from ..host.prediction.stages import chosen_card
 from ..host.sampling.conditioning import usual_conditioning
 from ..host.training.estimate import forecast_training, notes_of
 from ..host.training.settings import ALGORITHMS, LORA_DTYPES, OPTIMIZERS, TRAINING_DTYPES, TrainingSettings

@@ -1793,6 +1793,11 @@ WORKFLOWS = (
             "0 if has_stated_zeros(args[0]) else args[0].numel()",
             "args[0].numel()",
         ),
+        (
+            "numbers that are given go no further than others",
+            "most = MOST_GIVEN if given else self._most",
+            "most = self._most",
+        ),
     ),
     *_of(
         "host/following/sounds.py",
@@ -1827,12 +1832,40 @@ WORKFLOWS = (
         ),
     ),
     *_of(
-        "host/prediction/host_answers.py",
-        "host/test_sound.py",
+        "host/core/latents.py",
+        "host/test_ltx.py",
         (
-            "prediction: a network keeps the attention of this machine",
-            "stack.enter_context(replaced(module, attention, torchs))",
-            "pass",
+            "step: of several latents the first alone counts",
+            "return torch.Size((shapes[0][0], 1, sum(math.prod(shape[1:]) for shape in shapes)))",
+            "return torch.Size((shapes[0][0], 1, math.prod(shapes[0][1:])))",
+        ),
+        (
+            "step: a mask hides nothing",
+            "        return mask.cpu()",
+            "        return torch.ones(mask.shape)",
+        ),
+    ),
+    *_of(
+        "host/prediction/host_answers.py",
+        "host/test_ltx.py",
+        (
+            "a prediction leaves tensors without data in what the host keeps",
+            "inspect.unwrap(cached)",
+            "cached.__wrapped__",
+        ),
+    ),
+    *_of(
+        "host/following/stages/ltx.py",
+        "host/test_ltx.py",
+        (
+            "dry run: a sound is encoded at the rate of its file",
+            "samples = resampled(waveform.shape[2], rate, vae.audio_sample_rate)",
+            "samples = waveform.shape[2]",
+        ),
+        (
+            "dry run: of a video and its sound the video is decoded to sound",
+            'parts_of(inputs.latent("samples")["samples"])[-1]',
+            'parts_of(inputs.latent("samples")["samples"])[0]',
         ),
     ),
     *_of(

@@ -167,13 +167,16 @@ FORMS: dict[str, tuple[Callable[[Any], bool], str]] = {
 def check_latent(latent: Mapping[str, Any], model: Any, name: str = "samples") -> None:
     """Checks a LATENT against the format of the model that is to sample it.
 
-    An empty one of another count of channels is taken: the host's samplers give it the model's.
+    An empty one of another count of channels is taken: the host's samplers give it the model's. Of a nested one nothing
+    says what its parts are like, but that there is something in each.
 
     Raises:
         NotTaken: another count of dimensions or of channels, or nothing in it.
     """
     samples = latent["samples"]
     if getattr(samples, "is_nested", False):
+        if any(0 in part.shape for part in samples.unbind()):
+            raise NotTaken(f"{name} has a part with nothing in it; connect latents of a video and of its sound")
         return
     form, kind = model.get_model_object("latent_format"), type(model.model).__name__
     wanted = form.latent_dimensions + 2

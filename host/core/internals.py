@@ -75,6 +75,10 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(f"{_WRAPPERS}DIFFUSION_MODEL", "predictions leave out what other packs wrap around a model's network"),
     Internal("comfy.ldm.lightricks.model:generate_freq_grid_np", "predictions for LTX may disturb what the host keeps"),
     Internal("comfy.ldm.hidream.model:MoEGate", "what a step of HiDream takes is the host's own estimate"),
+    Internal(
+        "comfy.ldm.lightricks.embeddings_connector:generate_freq_grid_np",
+        "predictions for LTX-2 may disturb what the host keeps",
+    ),
     Internal("comfy.ldm.modules.attention:optimized_attention", "a training's attention is not named"),
     Internal("comfy.ldm.modules.attention:optimized_attention_masked", "audio encoders are counted as on this machine"),
     Internal("comfy.quant_ops:QUANT_ALGOS", "weights are not cast to scaled formats"),

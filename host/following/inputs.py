@@ -66,13 +66,13 @@ class Inputs(dict[str, Any]):
         """The CLIP at ``clip``."""
         return self._of("clip", sd.CLIP, "text encoder")
 
-    def vae(self) -> sd.VAE:
-        """The VAE at ``vae``.
+    def vae(self, name: str = "vae") -> sd.VAE:
+        """The VAE of a name.
 
         Raises:
             RuntimeError: the host's own, for a checkpoint without one.
         """
-        vae: sd.VAE = self._of("vae", sd.VAE, "VAE")
+        vae: sd.VAE = self._of(name, sd.VAE, "VAE")
         vae.throw_exception_if_invalid()
         return vae
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...graph.kinds import DECODE, OUR_DECODE, TILED_DECODE, TO_FILE
 from ...graph.prompt import Graph, is_link, reached, readers
-from ..prediction.stages import first_part
+from ..core.latents import first_part
 from ..prediction.vae import Coding
 from ..vae.settings import VAESettings
 from ..vae.wrapper import LowMemoryVAE, low_memory_vae

@@ -26,13 +26,14 @@ from ..casting.cast import ATTACHMENT as CAST
 from ..casting.cast import CastSettings, cast_model
 from ..casting.quantised import why_not
 from ..core.device import GB
+from ..core.latents import first_part
 from ..measure.calibrated import workspaces_for
 from ..offload.block_offload import apply_offload
 from ..offload.budget import budget_of, usual_staging
 from ..prediction.host_answers import answering
 from ..prediction.kept import kept, step_key
 from ..prediction.networks import model_without_data
-from ..prediction.stages import Question, as_sampled, coding_stage, first_part, notes_of, sampling_stage, step_of
+from ..prediction.stages import Question, as_sampled, coding_stage, notes_of, sampling_stage, step_of
 from ..prediction.vae import Coding
 from ..sampling.guidance import guide_in_turns
 from ..vae.fallback import BudgetTooSmall

@@ -23,13 +23,16 @@ MASK = "attention_mask"  # of a text's tokens
 TEXT = "cross_attn"  # the text itself, as the host's sampler calls it
 
 
-def fake_conditions(conditioning: Sequence[Any], beside: Beside | None = None) -> list[dict[str, Any]]:
+def fake_conditions(
+    conditioning: Sequence[Any], beside: Beside | None = None, memo: dict[int, Tensor] | None = None
+) -> list[dict[str, Any]]:
     """Conditions as the host's sampler wants them, without data, and where they are: it is the host that brings them to
     the card. Masks that hide nothing are left to :func:`with_masks`. Call it in a fake mode.
 
     Args:
         conditioning: CONDITIONING.
         beside: has copies of its ControlNets; None: they are left out.
+        memo: as for :func:`...memory.prediction.fake_tree`: the host asks whether two texts have one thing beside them.
     """
     kept = comfy.sampler_helpers.convert_cond(list(conditioning))
     for one in kept:
@@ -41,7 +44,7 @@ def fake_conditions(conditioning: Sequence[Any], beside: Beside | None = None) -
         if control is not None:
             one[CONTROL] = control
     faked: list[dict[str, Any]] = fake_tree(
-        [{key: value for key, value in one.items() if key not in LEFT_OUT} for one in kept]
+        [{key: value for key, value in one.items() if key not in LEFT_OUT} for one in kept], memo=memo
     )
     for before, after in zip(kept, faked):
         if isinstance(before.get(TEXT), Tensor) and is_empty(before[TEXT]):

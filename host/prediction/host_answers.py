@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -22,7 +23,7 @@ from ..core.internals import find
 
 _ONE_AT_A_TIME = threading.RLock()
 KITCHEN = "comfy_kitchen."  # its modules keep the matrix by which int8_convrot turns weights
-LIGHTRICKS = "comfy.ldm.lightricks.model"
+LIGHTRICKS = "comfy.ldm.lightricks.model", "comfy.ldm.lightricks.embeddings_connector"
 # Gates that choose experts for each token, and at which of their results the choice is.
 GATES = {"comfy.ldm.hidream.model:MoEGate": 0, "comfy.text_encoders.gpt_oss:GptOssTopKRouter": 1}
 SAME_EXPERTS = "which experts a token chooses is not known: all are taken to choose the same, which takes most"
@@ -49,9 +50,10 @@ def answering(answers: dict[str, Callable[..., Any]]) -> Iterator[None]:
 
 def uncached() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """Functions that cache tensors between calls, as (owner, name, the same function without a cache)."""
-    plain = getattr(find(f"{LIGHTRICKS}:generate_freq_grid_np"), "__wrapped__", None)
-    if plain is not None:
-        yield sys.modules[LIGHTRICKS], "generate_freq_grid_np", plain
+    for path in LIGHTRICKS:
+        cached = find(f"{path}:generate_freq_grid_np")
+        if hasattr(cached, "__wrapped__"):  # within another such answer it is wrapped twice
+            yield sys.modules[path], "generate_freq_grid_np", inspect.unwrap(cached)
     for name, module in list(sys.modules.items()):
         if name.startswith(KITCHEN) and hasattr(module, "_build_hadamard"):
             yield module, "_build_hadamard", _rotation

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...memory.prediction import Card
+from ..core.latents import is_nested, parts_of, pattern_of
 from ..measure.calibrated import workspaces_for
 from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
@@ -61,7 +62,7 @@ def step_key(step: Step, card: Card) -> Hashable:
     return (
         described(card), described(workspaces_for(card)), described(step.latent), described(step.mask),
         _conditions(step.positive), _conditions(step.negative), step.cfg == 1.0, step.together,
-        _conditions(step.middle), step.block, patcher_key(step.model),
+        _conditions(step.middle), step.block, patcher_key(step.model), pattern_of(step.mask),
     )  # fmt: skip
 
 
@@ -116,6 +117,8 @@ def described(value: Any) -> Hashable:
         return value
     if isinstance(value, Tensor):
         return (Tensor, tuple(value.shape), value.dtype)
+    if is_nested(value):
+        return (type(value), tuple(map(described, parts_of(value))))
     if isinstance(value, Mapping):
         return (Mapping, frozenset((described(key), described(one)) for key, one in value.items()))
     if isinstance(value, (set, frozenset)):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ OF_THE_HOST = "comfy.controlnet"  # other packs' have ways of their own
 PATCHES, REPLACING = "patches", "patches_replace"  # in a model's transformer_options: lists by name, and by block
 # Attributes that the host gives a layer for its own streaming and patching. They hold real tensors.
 HOST_LISTS = ("weight_function", "bias_function")
+KEEPS: Any = type(lru_cache(max))  # functions that keep what they gave
 
 
 def network_without_data(
@@ -42,6 +44,8 @@ def network_without_data(
     copied = fake_copy(network, mode, device, memo)
     for layer in copied.modules():
         vars(layer).pop("_v", None)
+        # What is kept for all models must not become a tensor without data.
+        vars(layer).update({name: one.__wrapped__ for name, one in vars(layer).items() if isinstance(one, KEEPS)})
     return copied
 
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import comfy.model_management as model_management
 import torch
-from torch import Tensor
 
 from ...memory.accelerator import device_name
 from ...memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Prediction, Stage, named_card
 from ..core.compat import has_own_kernels
 from ..core.device import GB, memory_budget
 from ..core.given import check_latent, check_latent_of
+from ..core.latents import first_part, is_nested, packed_shape, shapes_in_model
 from ..measure.calibrated import workspaces_for
 from ..offload.budget import budget_of, least_weights
 from ..sampling.conditioning import usual_conditioning
@@ -22,7 +22,7 @@ from .encoders import predict_text
 from .host_answers import SAME_EXPERTS, has_experts
 from .kept import coding_key, kept, step_key, text_key
 from .networks import CONTROL, hints_encoded, is_followed
-from .step import Step, predict_step, shape_in_model
+from .step import Step, predict_step
 from .streamed import predict_to_file
 from .vae import Coding, CodingPrediction, predict_coding
 
@@ -115,10 +115,12 @@ def as_sampled(question: Question) -> Question:
     """
     latent = question.latent
     samples = latent["samples"]
-    if getattr(samples, "is_nested", False):
-        return question
     check_latent(latent, question.model)
-    shape = shape_in_model(question.model, latent)
+    if is_nested(samples):
+        if question.vae is not None:
+            check_latent_of(question.vae, first_part(samples))
+        return question
+    (shape,) = shapes_in_model(question.model, latent)
     fixed = samples if shape == samples.shape else samples.new_zeros(()).expand(shape)
     if question.vae is not None:
         check_latent_of(question.vae, fixed)
@@ -143,8 +145,8 @@ def _stages(question: Question, card: Card) -> Iterator[Stage]:
 def sampling_stages(question: Question, card: Card) -> Iterator[Stage]:
     """A step of the sampler, before it what its ControlNets encode."""
     step = step_of(question)
-    shape = shape_in_model(step.model, {"samples": step.latent})
-    for vae, pixels in hints_encoded(shape, step.positive, step.negative, step.middle):
+    shapes = shapes_in_model(step.model, {"samples": step.latent})
+    for vae, pixels in hints_encoded(shapes[0], step.positive, step.negative, step.middle):
         yield coding_stage(Coding(vae, pixels, encodes=True), card)
     yield sampling_stage(question, card)
 
@@ -172,7 +174,8 @@ def sampling_stage(question: Question, card: Card) -> Stage:
             prediction=kept(model.model, step_key(step, card), lambda: predict_step(step, card, workspaces_for(card))),
         )
     except CannotPredict as error:
-        shape = [step.latent.shape[0] * 2, *step.latent.shape[1:]]
+        batch, *rest = packed_shape(shapes_in_model(model, {"samples": step.latent}))
+        shape = [batch * 2, *rest]
         guess = int(model.model.memory_required(shape))
         return replace(stage, prediction=Prediction(stage.weights, guess, live=guess), doubt=str(error))
 
@@ -192,7 +195,7 @@ def step_of(question: Question) -> Step:
     """The step that is asked about; :func:`notes_of` says what is assumed of it or left out."""
     positive = usual_conditioning(question.model) if question.positive is None else question.positive
     negative = question.negative if question.negative is not None else positive
-    latent, mask = first_part(question.latent["samples"]), question.latent.get("noise_mask")
+    latent, mask = question.latent["samples"], question.latent.get("noise_mask")
     middle = question.middle or ()
     return Step(
         question.model, latent, positive, negative, question.cfg, mask, question.together, middle, question.block
@@ -239,12 +242,6 @@ def coding_stage(coding: Coding, card: Card) -> Stage:
         estimate_of = vae.memory_used_encode if coding.encodes else vae.memory_used_decode
         guess = int(estimate_of(coding.x.shape, vae.vae_dtype))
         return replace(stage, prediction=Prediction(weights, guess, live=guess), doubt=str(error))
-
-
-def first_part(latent: Any) -> Tensor:
-    """The picture of a nested video-and-audio latent, or the latent."""
-    tensor: Tensor = latent.unbind()[0] if getattr(latent, "is_nested", False) else latent
-    return tensor
 
 
 def ram_total(ram_gb: float) -> int:

@@ -10,12 +10,11 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_management as model_management
-import comfy.sampler_helpers
 import comfy.samplers
 import comfy.utils
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...attention import parse_blocks
 from ...memory.prediction import (
@@ -28,13 +27,12 @@ from ...memory.prediction import (
     Workspaces,
     fake_copy,
     fake_mode,
-    fake_tensor,
     name_modules,
     plain_tensors,
     predict,
 )
 from ..attention.override import SIGMA, overrides_of
-from ..core.compat import latent_for
+from ..core.latents import mask_numbers, packed_shape, shapes_in_model, told_shapes
 from ..core.wrapper_kinds import APPLY_MODEL, CALC_COND_BATCH, DIFFUSION_MODEL
 from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
@@ -69,21 +67,21 @@ class Step:
 
     Attributes:
         model: the MODEL.
-        latent: the LATENT's tensor.
+        latent: the LATENT's tensor, or several nested in one.
         positive, negative: CONDITIONING; without any, the model's text is taken from what its layers want.
         cfg: 1 leaves the negative out, as in the host.
-        mask: of the noise, if the latent has one.
+        mask: of the noise, if the latent has one; nested or not.
         together: guidance is computed in one batch, even where the host would find no room for it.
         middle: CONDITIONING of a second text that guides.
         block: latent frames that are sampled at a time, each with those before it in sight; 0: all at once.
     """
 
     model: ModelPatcher
-    latent: Tensor
+    latent: Any
     positive: Sequence[Any] = ()
     negative: Sequence[Any] = ()
     cfg: float = 8.0
-    mask: Tensor | None = None
+    mask: Any = None
     together: bool = False
     middle: Sequence[Any] = ()
     block: int = 0
@@ -134,18 +132,19 @@ def _predicted(step: Step, card: Card, workspaces: Workspaces, sigma: float | No
     with answering(card_answers(card)), attending(card), few_experts(), moving:
         stand_in = StandIn.of(step.model, mode, card)
         stand_in.sigma = sigma
-        shape = shape_in_model(step.model, {"samples": step.latent})
+        shapes = shapes_in_model(step.model, {"samples": step.latent})
         stand_in.beside.prepare(step.positive, step.negative, step.middle)
         with mode:
             asked = {"positive": step.positive, "negative": step.negative, "middle": step.middle}
+            memo: dict[int, Tensor] = {}
             conditions = {
-                name: fake_conditions(texts, stand_in.beside)
+                name: fake_conditions(texts, stand_in.beside, memo)
                 for name, texts in asked.items()
                 if texts or name != "middle"
             }
-            run = stand_in.prepared(step, shape, conditions)
+            run = stand_in.prepared(step, shapes, conditions)
         weights = [*stand_in.model.parameters(), *stand_in.model.buffers(), *stand_in.beside.weights]
-        stand_in.streamed = _streamed(step, shape, card)
+        stand_in.streamed = _streamed(step, packed_shape(shapes), card)
         given = [conditions, stand_in.beside.given, *plain_tensors(stand_in.model)]
         found = predict(mode, card, weights, run, workspaces, stand_in.repeats, given)
     return replace(found, calls=stand_in.calls)
@@ -196,22 +195,27 @@ class StandIn:
         stand_in.repeats.allowed = _treats_blocks_alike(model)
         return stand_in
 
-    def prepared(self, step: Step, shape: torch.Size, conditions: dict[str, Any]) -> Callable[[LiveBytes], Any]:
-        """The step as a function of the tracker that follows it; ``shape`` is the latent's in the model."""
-        card = self.card
-        mask = None if step.mask is None else fake_tensor(step.mask, card.device)
-        if mask is not None:  # as the sampler makes it: of the latent's own shape
-            mask = comfy.sampler_helpers.prepare_mask(mask, shape, card.device).float()
+    def prepared(
+        self, step: Step, shapes: Sequence[torch.Size], conditions: dict[str, Any]
+    ) -> Callable[[LiveBytes], Any]:
+        """The step as a function of the tracker that follows it; ``shapes`` are those of the latent in the model."""
+        card, shape = self.card, packed_shape(shapes)
+        mask = None if step.mask is None else torch.empty(shape, device=card.device)
+        numbers = None if step.mask is None else mask_numbers(step.mask, shapes)
 
         def run(tracker: LiveBytes) -> Any:
             tracker.modules = self.running
+            if mask is not None and numbers is not None:  # some models ask whether it differs within a picture
+                tracker.know(mask, numbers)
             free = self._free_memory(tracker)
             self.patcher.get_free_memory = (lambda *_, **__: BOUNDLESS) if step.together else free
             held = [torch.empty(shape, device=card.device) for _ in range(SAMPLER_LATENTS)]
             x = torch.empty(shape, device=card.device)
             with answering({"get_free_memory": free}):
                 texts = {name: with_masks(conditioning) for name, conditioning in conditions.items()}
-                conds = comfy.samplers.process_conds(self.model, held[0], texts, card.device, held[1], mask, seed=0)
+                conds = comfy.samplers.process_conds(
+                    self.model, held[0], texts, card.device, held[1], mask, seed=0, **told_shapes(shapes)
+                )
                 fake_processed(conds)
                 sigma, options = torch.empty(x.shape[0], device=card.device), self.options()
                 asked = [conds["positive"], conds["negative"]]
@@ -274,14 +278,6 @@ def _streamed(step: Step, shape: torch.Size, card: Card) -> int:
     budget = budget_of(model)
     room = room if budget is None else min(room, budget.weights)
     return weights - max(0, min(weights, room))
-
-
-def shape_in_model(model: ModelPatcher, latent: Mapping[str, Any]) -> torch.Size:
-    """An empty LATENT takes the channels and the scale that the model wants, as in the host's samplers."""
-    samples = latent["samples"]
-    if isinstance(samples, FakeTensor):
-        samples = torch.zeros(()).expand(samples.shape)
-    return latent_for(model, {**latent, "samples": samples}).shape
 
 
 def _treats_blocks_alike(model: ModelPatcher) -> bool:

@@ -21,11 +21,12 @@ from ...memory.accelerator import is_here
 from ...memory.prediction import CannotPredict, Card, explained, fake_mode
 from ...training import BlockCost
 from ..core.internals import TESTED, find
+from ..core.latents import shapes_in_model
 from ..core.wrapper_kinds import APPLY_MODEL
 from ..measure.wrappers import TRAINED
 from ..prediction.conditions import fake_conditions, fake_processed, with_masks
 from ..prediction.host_answers import answering, apply_by_exchange, replaced, seen_here
-from ..prediction.step import StandIn, shape_in_model
+from ..prediction.step import StandIn
 from .budget import SIGMAS, RunningStep
 from .checkpointed import BehindCheckpoints, alone_in
 from .costs import BlockCosts, kernels_of
@@ -171,7 +172,7 @@ def predict_training_step(asked: Training, card: Card, parts: Sequence[TrainingP
             vars(stand_in.model)["manual_cast_dtype"] = dtype
         accumulates = asked.settings.grad_accumulation_steps > 1
         seen = _Seen(blocks, here, parts, texts_too=not card.has_own_memory, accumulates=accumulates)
-        shape = shape_in_model(asked.model, {"samples": asked.latents})
+        (shape,) = shapes_in_model(asked.model, {"samples": asked.latents})
         with mode:
             stand_in.model.requires_grad_(False).train()
             seen.adapter = _adapted(asked, stand_in)

@@ -36,7 +36,7 @@ from ..following.kinds import (
     ZEROS,
     is_neutral,
 )
-from ..following.stages import audio, coding, encoders, networks, sampling
+from ..following.stages import audio, coding, encoders, ltx, networks, sampling
 from ..prediction.header_loading import Absent
 
 # What following a node raises where its model, its file or its settings are the reason. Any other error is a fault of
@@ -175,4 +175,5 @@ FOLLOWERS = (
     | networks.OF_NETWORKS
     | sounds.OF_SOUND
     | audio.OF_AUDIO
+    | ltx.OF_LTX
 )

@@ -35,11 +35,25 @@ def fake_tensor(tensor: Tensor, device: torch.device) -> Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
 
-def fake_tree(values: Any, device: torch.device | None = None) -> Any:
-    """The same structure with every tensor faked, on a device or (None) on its own."""
-    return tree_map(
-        lambda value: fake_tensor(value, device or value.device) if isinstance(value, Tensor) else value, values
-    )
+def fake_tree(values: Any, device: torch.device | None = None, memo: dict[int, Tensor] | None = None) -> Any:
+    """The same structure with every tensor faked, on a device or (None) on its own.
+
+    Args:
+        values: any structure of tensors and other values.
+        device: of all tensors.
+        memo: fakes by the ids of what they stand for, kept by the caller: a tensor that is in several structures is one
+            in all of theirs.
+    """
+    known = {} if memo is None else memo
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in known:
+            known[id(value)] = fake_tensor(value, device or value.device)
+        return known[id(value)]
+
+    return tree_map(fake, values)
 
 
 def fake_copy(module: Module, mode: FakeTensorMode, device: torch.device, memo: dict[int, Any] | None = None) -> Module:

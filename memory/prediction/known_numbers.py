@@ -2,8 +2,8 @@
 
 A text encoder asks "is all of the mask set?" and cuts its result by the mask's sum; one that looks at pictures makes
 lists of where their patches lie. A tensor without data cannot answer; here the numbers go along with it, through every
-operator that has nothing but known numbers. Some models ask whether a text was set to zeros, which whoever set it says
-by :func:`state_zeros`.
+operator that has nothing but known numbers. They begin with lists and counts, or are given, as those of a mask of the
+noise. Some models ask whether a text was set to zeros, which whoever set it says by :func:`state_zeros`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 MOST = 2**16  # numbers of a tensor that goes along
-COUNTED = 2**18  # the same, of a module that is made
+MOST_GIVEN = 2**28  # of one that was given, or that comes of it
+COUNTED = 2**18  # of a tensor that goes along while modules are made
 MADE_OF_DATA = torch.ops.aten.lift_fresh.default  # what torch.tensor calls with what it made
 # bool(tensor), tensor.item(); under inference mode both arrive whole.
 ASKS = (
@@ -35,6 +36,7 @@ ASKS = (
 COUNTS = (
     torch.ops.aten.arange, torch.ops.aten.linspace, torch.ops.aten.full, torch.ops.aten.zeros, torch.ops.aten.ones,
 )  # fmt: skip
+EQUALS = torch.ops.aten.equal.default
 COUNTS_OTHERS = torch.ops.aten.count_nonzero
 # What is said of one fraction that is not known, and of a given number: a scale of weights is hardly ever exactly 1.
 SURELY = {torch.ops.aten.ne.Scalar: True, torch.ops.aten.eq.Scalar: False}
@@ -60,10 +62,17 @@ class KnownNumbers:
 
     def __init__(self, most: int = MOST) -> None:
         self._numbers: WeakIdKeyDictionary = WeakIdKeyDictionary()
+        self._given: WeakIdKeyDictionary = WeakIdKeyDictionary()  # and what comes of them
         self._most = most
+
+    def know(self, tensor: Tensor, numbers: Tensor) -> None:
+        """Gives the numbers of a tensor without data; both of one shape."""
+        self._numbers[tensor], self._given[tensor] = numbers, True
 
     def answer(self, func: Any, args: tuple[Any, ...]) -> float | bool | None:
         """What an operator that asks for a number gets; None if it is not known, or it does not ask."""
+        if func is EQUALS:
+            return self._equal(args[0], args[1])
         if func not in ASKS:
             return None
         known = self._numbers.get(args[0])
@@ -72,13 +81,25 @@ class KnownNumbers:
         with _without_modes():
             return bool(known) if func is torch.ops.aten.is_nonzero.default else known.item()
 
+    def _equal(self, one: Tensor, other: Tensor) -> bool | None:
+        if one is other:
+            return True
+        if one.shape != other.shape:
+            return False
+        if one not in self._numbers or other not in self._numbers:
+            return None
+        with _without_modes():
+            return torch.equal(self._numbers[one], self._numbers[other])
+
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Takes note of an operator's result, if its numbers are known."""
         if func._schema.is_mutable:
             self._write(func, args, kwargs)
             return
         results = result if isinstance(result, (list, tuple)) else (result,)
-        if not all(self._may_be_known(one) for one in results):
+        given = self._comes_of_given(args, kwargs)
+        most = MOST_GIVEN if given else self._most
+        if not all(isinstance(one, FakeTensor) and one.numel() <= most for one in results):
             return
         if func.overloadpacket is COUNTS_OTHERS and args[0] not in self._numbers:
             with _without_modes():  # what a model computed is taken to have no zero
@@ -91,6 +112,13 @@ class KnownNumbers:
         for one, known in zip(results, numbers if isinstance(numbers, (list, tuple)) else (numbers,)):
             if isinstance(known, Tensor) and known.shape == one.shape:
                 self._numbers[one] = known
+                if given:
+                    self._given[one] = True
+
+    def _comes_of_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return len(self._given) > 0 and any(
+            one in self._given for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)
+        )
 
     def made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operator whose shape depends on numbers, such as ``x[mask]``; None if they are not known.
@@ -100,10 +128,13 @@ class KnownNumbers:
         if not all(isinstance(one, Tensor) for one in (numbers if several else (numbers,))):
             return None
         device = next(one.device for one in tree_iter((args, kwargs)) if isinstance(one, Tensor))
+        given = self._comes_of_given(args, kwargs)
 
         def fake(known: Tensor) -> Tensor:
             result = torch.empty(known.shape, dtype=known.dtype, device=device)
             self._numbers[result] = known
+            if given:
+                self._given[result] = True
             return result
 
         return tree_map(fake, numbers)
@@ -133,9 +164,6 @@ class KnownNumbers:
                 return func(*tree_map(known, args), **tree_map(known, here))
         except RuntimeError:  # what a CPU does not compute is not known
             return None
-
-    def _may_be_known(self, result: Any) -> bool:
-        return isinstance(result, FakeTensor) and result.numel() <= self._most
 
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Writes into the numbers, too, whose views are views of each other as well; what is written and not known is

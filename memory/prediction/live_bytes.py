@@ -86,6 +86,9 @@ class LiveBytes(TorchDispatchMode):
             if isinstance(tensor, Tensor):
                 self._add(tensor)
 
+    def know(self, tensor: Tensor, numbers: Tensor) -> None:
+        """Gives the numbers of a tensor that has no data, for code that asks about them; one with data has its own."""
+
     def leave_out(self, tensors: Iterable[Any]) -> None:
         """Does not count these tensors and their views, which belong to somebody else."""
         self._others = [

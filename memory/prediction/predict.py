@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
@@ -31,7 +32,7 @@ def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
 
 
 # torch's own formulas, which have none for its kernel on CPUs, and none for heads that share keys and values.
-KERNELS = ("flash_attention_for_cpu", "flash_attention")
+KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
 FLOPS = {**flop_registry, **{getattr(torch.ops.aten, f"_scaled_dot_product_{name}"): _attention for name in KERNELS}}
 
 BY_INDEX = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
@@ -177,6 +178,10 @@ class _WithoutData(LiveBytes):
         super().__init__(*settings)
         self._numbers = KnownNumbers()
         self.assumptions: list[str] | None = None
+
+    def know(self, tensor: Tensor, numbers: Tensor) -> None:
+        """Gives the numbers of a tensor, for code that asks about them."""
+        self._numbers.know(tensor, numbers)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answer = self._numbers.answer(func, args)

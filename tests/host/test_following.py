@@ -93,7 +93,7 @@ def test_a_damaged_video_is_a_sentence(empty: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../secret.mp4", "a/../../secret.mp4", "/etc/secret.mp4", "../secret.mp4 [output]"])
-@pytest.mark.parametrize(("kind", "widget"), [("LoadVideo", "file"), ("LoadImage", "image")])
+@pytest.mark.parametrize(("kind", "widget"), [("LoadVideo", "file"), ("LoadImage", "image"), ("LoadAudio", "audio")])
 def test_names_that_lead_out_are_refused(empty: Path, kind: str, widget: str, name: str) -> None:
     """A picture outside was decoded, and its size told to whoever sent the workflow."""
     run = followed({"1": node(kind, **{widget: name}), "2": node("PreviewAny", source=["1", 0])})

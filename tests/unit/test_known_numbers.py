@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from headroom.memory.prediction import (
     CannotPredict,
     CountingModules,
+    LiveBytes,
     fake_mode,
     has_stated_zeros,
     named_card,
@@ -58,6 +59,10 @@ def asked(question: Question, card: str) -> object:
         filled,
         lambda mask: bool((torch.as_tensor([0.5, 0.0], dtype=torch.bfloat16, device=mask.device) == 0).any()),
         lambda mask: torch.count_nonzero(mask).item(),
+        lambda mask: torch.empty(3, 5, device=mask.device)[:, mask[0] != 0].shape,
+        lambda mask: torch.equal(mask, mask.clone()),
+        lambda mask: torch.equal(mask, 2 * mask),
+        lambda mask: torch.equal(mask, torch.empty(3, device=mask.device)),
     ],
     ids=[
         "all",
@@ -75,6 +80,10 @@ def asked(question: Question, card: str) -> object:
         "a mask of what is not known",
         "settings",
         "count",
+        "columns of others",
+        "equal",
+        "not equal",
+        "of other shapes",
     ],
 )
 @pytest.mark.parametrize("card", ["sm86", "sm120"])
@@ -86,11 +95,13 @@ def test_it_is_what_the_numbers_give(question: Question, card: str) -> None:
     "question",
     [
         lambda mask: bool(torch.randint(0, 2, (1,), device=mask.device)),
+        lambda mask: torch.empty(5, device=mask.device)[torch.empty(5, device=mask.device) > 0],
+        lambda mask: torch.equal(mask, torch.empty_like(mask)),
         lambda mask: bool(torch.empty(3, dtype=torch.int64, device=mask.device).sum()),
         lambda mask: bool(mask.random_(0, 2).sum() == 0),
         lambda mask: bool((mask[:, 1:].copy_(torch.empty_like(mask[:, 1:])), mask)[1].sum() == 0),
     ],
-    ids=["chance", "never written", "drawn anew", "a view is written to"],
+    ids=["chance", "cells by what is not known", "equal", "never written", "drawn anew", "a view is written to"],
 )
 def test_what_is_not_known_is_not_guessed(question: Question) -> None:
     with pytest.raises(CannotPredict, match="depends on data"):
@@ -137,3 +148,16 @@ def test_a_text_of_zeros_is_known_for_what_it_is() -> None:
 
     predict(mode, card, [], work, given=[zeros, others])
     assert counts == [True, False]
+
+
+def test_of_numbers_that_are_given_more_go_along() -> None:
+    card, numbers = named_card("sm86", 8.0), torch.arange(2**17).float()[None]
+    answers: list[object] = []
+
+    def work(tracker: LiveBytes) -> None:
+        mask = torch.empty(1, 2**17, device=card.device)
+        tracker.know(mask, numbers)
+        answers.append((mask.half().float()[0, -1].item(), (mask < 2**16).sum().item()))
+
+    predict(fake_mode(), card, [], work)
+    assert answers == [(float("inf"), 2**16)]

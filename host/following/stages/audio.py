@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from ...core.latents import parts_of
 from ...prediction.stages import coding_stage
 from ...prediction.vae import Coding
 from ..calling import Outputs
@@ -20,8 +20,7 @@ USUAL_RATE = 44100  # samples a second, of a VAE that does not tell
 def decode_sound(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """AUDIO of a latent; of a video-and-audio latent the sound."""
     vae, latent = inputs.vae(), inputs.latent("samples")
-    samples = latent["samples"]
-    x: Tensor = samples.unbind()[-1] if getattr(samples, "is_nested", False) else samples
+    x = parts_of(latent["samples"])[-1]
     length = x.shape[-1] * _ratio(kind, vae.upscale_ratio)
     tiles = None
     if "tile_size" in inputs:

@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from ....graph.kinds import ENCODES
+from ...core.latents import first_part
 from ...planning.decode_in_graph import tiled_arguments
 from ...prediction.networks import ShapesOfVAE, latent_like, pixels_like
-from ...prediction.stages import coding_stage, first_part
+from ...prediction.stages import coding_stage
 from ...prediction.vae import Coding
 from ...vae.wrapper import LowMemoryVAE, low_memory_vae
 from ..calling import Outputs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain, repeat
 from typing import Any
@@ -57,7 +56,7 @@ def write_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     def run(stand_in: Any) -> Outputs:
         for network in stand_in.cond_stage_model.modules():
             if hasattr(network, "sample_token"):
-                network.sample_token = _two_words(network)
+                _write_two_words(network)
         return outputs(kind, write(clip=stand_in))
 
     spaces, given = workspaces_for(found.card), list(inputs.values())
@@ -74,15 +73,20 @@ def _without_its_bar() -> AbstractContextManager[None]:
     return replaced(module, "tqdm", lambda words, **_: words) if hasattr(module, "tqdm") else nullcontext()
 
 
-def _two_words(network: Any) -> Callable[..., Tensor]:
-    """In the place of the host's choice of the next word: some word, then the one that ends a text."""
+def _write_two_words(network: Any) -> None:
+    """In the place of the host's choice of the next word: some word, then the one that ends a text. Who calls may have
+    words of its own that end it."""
     ends = getattr(network.model.config, "stop_tokens", None) or [0]
-    words = chain([0 if ends[0] else 1], repeat(ends[0]))
+    words, generate = chain([0 if ends[0] else 1], repeat(ends[0])), network.generate
 
     def sample_token(logits: Tensor, *_: Any, **__: Any) -> Tensor:
         return torch.full((1, 1), next(words), dtype=torch.long, device=logits.device)
 
-    return sample_token
+    def to_its_end(*args: Any, **kwargs: Any) -> Any:
+        own = {"stop_tokens": ends} if "stop_tokens" in kwargs else {}
+        return generate(*args, **{**kwargs, **own})
+
+    network.sample_token, network.generate = sample_token, to_its_end
 
 
 def encode_vision(found: Findings, kind: str, inputs: Inputs) -> Outputs:

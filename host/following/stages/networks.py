@@ -219,6 +219,7 @@ LOADERS = (
 )  # fmt: skip
 RUN = {
     "ImageUpscaleWithModel": Runs("upscale_model", "upscale"), "AudioEncoderEncode": Runs("audio_encoder", "sound"),
+    "LTXVLatentUpsampler": Runs("upscale_model", "upscale"),
     "RemoveBackground": Runs("bg_removal_model"), "StyleModelApply": Runs("style_model"),
     "MoGeInference": Runs("moge_model", instead={"comfy.ldm.moge.model:recover_focal_shift": _focal_and_shift}),
     "MoGePanoramaInference": Runs("moge_model", gives=pictured.panorama),

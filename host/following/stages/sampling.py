@@ -12,10 +12,10 @@ from ....graph.settings import FitSettings
 from ....memory.prediction import THIS_MACHINE, Stage, named_card
 from ....memory.render import why_nothing_fits
 from ...core.device import GB
+from ...core.latents import first_part, like, shapes_in_model
 from ...planning.fit import apply_fit, find_fit
 from ...prediction.header_loading import loading_headers
-from ...prediction.stages import Question, first_part, notes_of, sampling_stage, sampling_stages
-from ...prediction.step import shape_in_model
+from ...prediction.stages import Question, notes_of, sampling_stage, sampling_stages
 from ...training.estimate import training_stage
 from ...training.settings import TrainingSettings
 from ...training.without_data import Training
@@ -109,9 +109,9 @@ def sample(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         of_other = replace(question, model=asked.other.model, positive=asked.other.positive, negative=None)
         stage = _by_turns(stage, sampling_stage(of_other, found.card))
     found.add(stage)
-    shape = shape_in_model(asked.model, latent)  # a picture for a video's model comes back as a video of one frame
+    shapes = shapes_in_model(asked.model, latent)  # a picture for a video's model comes back as a video of one frame
     with found.mode:
-        result = {**latent, "samples": torch.empty(shape)}
+        result = {**latent, "samples": like(latent["samples"], [torch.empty(shape) for shape in shapes])}
     return result, result
 
 
