@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 import torch
 
 from .networks import TensorShapes, build, settings
-from .stored import WHOLE, Tensor, stored
+from .stored import WHOLE, Tensor, stored, to_lift
 from .tokenizers import stand_in
 
 CATALOGUE = Path(__file__).with_name("catalogue.json")
+UNITS = {"MB": 2**20, "GB": 2**30}
 
 
 class PublicFile(NamedTuple):
@@ -32,7 +33,10 @@ class PublicFile(NamedTuple):
         markers: names of empty tensors that tell one model from another.
         tokenizer: the tensor that holds one.
         metadata: of its header; names of networks stand for their settings, alone or by parts.
-        confirmed: whether the size that somebody publishes of it is that of these tensors.
+        said: how large it is, as its publishers' notes have it, such as "2.33 GB"; empty: they do not say.
+        fitted: whether as many of its first matrices are taken to be in 16 bits as make it as large as is said: which
+            ones a file of several types leaves out is not known.
+        confirmed: whether that, or else the total of several files, is what these tensors take.
     """
 
     name: str
@@ -46,6 +50,8 @@ class PublicFile(NamedTuple):
     markers: tuple[str, ...] = ()
     tokenizer: str = ""
     metadata: Mapping[str, str | Mapping[str, Any]] = {}
+    said: str = ""
+    fitted: bool = False
     confirmed: bool = False
 
     def tensors(self) -> dict[str, Tensor]:
@@ -56,10 +62,15 @@ class PublicFile(NamedTuple):
         """
         networks = _catalogue()["networks"]
         result: dict[str, Tensor] = {}
+        shapes: TensorShapes = {}
         for prefix, network in self.parts.items():
             way = self.stored_apart.get(prefix, self.stored)
-            shapes: TensorShapes = {prefix + name: shape for name, shape in build(network, networks).items()}
-            result.update(stored(shapes, way, self.kept, self.tables))
+            of_part: TensorShapes = {prefix + name: shape for name, shape in build(network, networks).items()}
+            result.update(stored(of_part, way, self.kept, self.tables))
+            shapes.update(of_part)
+        if self.fitted:
+            lacking = bytes_said(self.said) - sum(tensor.nbytes for tensor in result.values())
+            result = stored(shapes, self.stored, self.kept, self.tables, frozenset(to_lift(shapes, result, lacking)))
         more: TensorShapes = {name: tuple(shape) for key, shape in self.more.items() for name in _each(key)}
         result.update(stored(more, self.stored if self.stored in WHOLE else "bf16"))
         markers: TensorShapes = {name: (0,) for name in self.markers}
@@ -92,6 +103,12 @@ class PublicFile(NamedTuple):
             NoSuchNetwork: this host does not know the model.
         """
         return sum(tensor.nbytes for tensor in self.tensors().values())
+
+
+def bytes_said(size: str) -> int:
+    """Bytes of a size as notes have it, such as "2.33 GB", which is rounded."""
+    number, unit = size.split()
+    return int(float(number) * UNITS[unit])
 
 
 def public_files() -> dict[str, PublicFile]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -38,7 +38,9 @@ class Tensor(NamedTuple):
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-def stored(shapes: TensorShapes, way: str, kept: Collection[str] = (), tables: str = "") -> dict[str, Tensor]:
+def stored(
+    shapes: TensorShapes, way: str, kept: Collection[str] = (), tables: str = "", lifted: Collection[str] = ()
+) -> dict[str, Tensor]:
     """The tensors of a file.
 
     Args:
@@ -46,17 +48,33 @@ def stored(shapes: TensorShapes, way: str, kept: Collection[str] = (), tables: s
         way: one of :data:`WHOLE`, all in one type; or one of :data:`QUANTISED`, matrices in it and the rest in 16 bits.
         kept: in the names of matrices that stay in 16 bits too.
         tables: how the matrices that are tables are stored, one of :data:`QUANTISED`; empty: in 16 bits.
+        lifted: tensors that are in 16 bits, whatever the rest is in.
     """
     if way in WHOLE:
-        return {name: Tensor(shape, WHOLE[way]) for name, shape in shapes.items()}
+        return {name: Tensor(shape, BRAIN if name in lifted else WHOLE[way]) for name, shape in shapes.items()}
     result: dict[str, Tensor] = {}
     for name, shape in shapes.items():
         its_way = tables if name.endswith(TABLES) else way
-        if its_way and _is_matrix(name, shape) and not any(part in name for part in kept):
+        if its_way and _is_matrix(name, shape) and name not in lifted and not any(part in name for part in kept):
             result.update(QUANTISED[its_way](name.removesuffix("weight"), shape))
         else:
             result[name] = Tensor(shape, BRAIN)
     return result
+
+
+def to_lift(shapes: TensorShapes, quantised: Mapping[str, Tensor], lacking: int) -> Iterator[str]:
+    """The first matrices that make up for bytes that a quantised file has more than if it had all of them quantised.
+
+    Args:
+        shapes: of its networks.
+        quantised: its tensors, all of them quantised.
+        lacking: bytes.
+    """
+    for name, shape in shapes.items():
+        gain = 2 * torch.Size(shape).numel() - quantised[name].nbytes
+        if _is_matrix(name, shape) and 0 < gain <= lacking:
+            lacking -= gain
+            yield name
 
 
 def _is_matrix(name: str, shape: tuple[int, ...]) -> bool:

@@ -42,7 +42,7 @@ def _sentence_pieces() -> bytes:
 def _tekken() -> bytes:
     letters = [{"rank": rank, "token_bytes": base64.b64encode(bytes([rank])).decode()} for rank in range(256)]
     special = [{"rank": rank, "token_str": token} for rank, token in enumerate(SPECIAL)]
-    size = {"default_vocab_size": len(letters) + len(special)}
+    size = {"default_vocab_size": len(letters) + len(special), "default_num_special_tokens": len(special)}
     return json.dumps({"config": size, "vocab": letters, "special_tokens": special}).encode()
 
 

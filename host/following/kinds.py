@@ -38,7 +38,7 @@ TEXT = (
     "CLIPTextEncode", "CLIPTextEncodeFlux", "CLIPTextEncodeSDXL", "CLIPTextEncodeSDXLRefiner", "CLIPTextEncodeSD3",
     "CLIPTextEncodeHiDream", "CLIPTextEncodeHunyuanDiT", "CLIPTextEncodeLumina2", "TextEncodeQwenImageEdit",
     "TextEncodeQwenImageEditPlus", "TextEncodeMageFlowEdit", "TextEncodeBooguEdit", "TextEncodeJoyImageEdit",
-    "MiniMaxH3ImageToVideo", "TextEncodeAceStepAudio",
+    "MiniMaxH3ImageToVideo", "MiniMaxH3ReferenceToVideo", "TextEncodeAceStepAudio",
 )  # fmt: skip
 SONG = ("TextEncodeAceStepAudio1.5",)  # text encoders that may sketch the sound as well
 WRITES = ("TextGenerate", "TextGenerateLTX2Prompt")  # text encoders that write
@@ -80,6 +80,7 @@ PLAIN = (
     "EmptyLatentAudio", "EmptyAceStepLatentAudio", "EmptyAceStep1.5LatentAudio", "ConditioningStableAudio",
     "ReferenceTimbreAudio", "TrimAudioDuration", "SplitAudioChannels", "JoinAudioChannels",
     "LTXVEmptyLatentAudio", "LTXVConcatAVLatent", "LTXVSeparateAVLatent",
+    "SeedVR2Preprocess", "SeedVR2Conditioning", "ModelAttentionBackend",
 )  # fmt: skip
 
 # Nodes that are run as they are, but for the VAE with which they encode pictures: what that takes is a stage.
@@ -91,7 +92,7 @@ ENCODING = (
     "CosmosImageToVideoLatent", "CosmosPredict2ImageToVideoLatent", "QwenImageDiffsynthControlnet",
     "ZImageFunControlnet", "ControlNetApplyAdvanced", "ControlNetApplySD3", "ControlNetInpaintingAliMamaApply",
     "WanSoundImageToVideo", "WanSoundImageToVideoExtend", "WanHuMoImageToVideo", "BerniniConditioning", "ARVideoI2V",
-    "WanSCAILToVideo", "WanDancerVideo", "LTXVImgToVideoInplace",
+    "WanSCAILToVideo", "WanDancerVideo", "LTXVImgToVideoInplace", "MiniMaxH3AddGuide",
 )  # fmt: skip
 
 # Nodes that are not followed, and take no memory of a card to speak of: pictures, masks, sound, words, choices.

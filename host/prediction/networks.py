@@ -228,12 +228,14 @@ def pixels_like(vae: Any, latent: Tensor) -> Tensor:
 
 
 def latent_like(vae: Any, pixels: Tensor) -> Tensor:
-    """What pixels (B, H, W, C) encode to: (B, C, h, w), of a VAE for video (1, C, T, h, w)."""
+    """What pixels encode to: (B, H, W, C) to (B, C, h, w), by a VAE for video to (1, C, T, h, w); (B, T, H, W, C) to
+    (B, C, T, h, w)."""
     reach = vae.spacial_compression_encode()
-    height, width = (side // reach for side in pixels.shape[1:3])
+    height, width = (side // reach for side in pixels.shape[-3:-1])
     if vae.latent_dim == 2:
         return torch.empty(pixels.shape[0], vae.latent_channels, height, width)
     ratio = vae.downscale_ratio
     in_time = ratio[0] if isinstance(ratio, (tuple, list)) else 1
-    cells = int(in_time(pixels.shape[0]) if callable(in_time) else max(1, pixels.shape[0] // in_time))
-    return torch.empty(1, vae.latent_channels, cells, height, width)
+    batch, frames = pixels.shape[:2] if pixels.ndim == 5 else (1, pixels.shape[0])
+    cells = int(in_time(frames) if callable(in_time) else max(1, frames // in_time))
+    return torch.empty(batch, vae.latent_channels, cells, height, width)

@@ -36,7 +36,7 @@ from ..following.kinds import (
     ZEROS,
     is_neutral,
 )
-from ..following.stages import audio, coding, encoders, ltx, networks, sampling
+from ..following.stages import audio, coding, encoders, ltx, networks, sampling, seedvr
 from ..prediction.header_loading import Absent
 
 # What following a node raises where its model, its file or its settings are the reason. Any other error is a fault of
@@ -176,4 +176,5 @@ FOLLOWERS = (
     | sounds.OF_SOUND
     | audio.OF_AUDIO
     | ltx.OF_LTX
+    | seedvr.OF_SEEDVR
 )

@@ -1,6 +1,7 @@
 """Nodes that run one network over pictures or sound: what is predicted of them, and what torch's profiler sees."""
 
 import asyncio
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from headroom.host.core.internals import find
 from headroom.host.following.findings import Findings
 from headroom.host.following.inputs import Inputs, NotFollowed
 from headroom.host.following.stages.networks import OF_NETWORKS
-from headroom.host.prediction.host_answers import attending
+from headroom.host.prediction.host_answers import attending, free_memory_answer
 from headroom.host.workflow.dry_run import DryRun
 from headroom.memory.prediction import Stage, fake_tree, named_card
 
@@ -217,6 +218,14 @@ def detector() -> Any:
     return comfy.sd.load_diffusion_model_state_dict(tensors, model_options={"dtype": torch.float32})
 
 
+def segmenter() -> Any:
+    settings = find("comfy.supported_models:SAM31")({"image_model": "SAM31", "embed_dim": 64, "depth": 2})
+    settings.set_inference_dtype(torch.float32, None)
+    base = settings.get_model({}, "", device=None)
+    drawn(base)
+    return comfy.model_patcher.ModelPatcher(base, load_device=CPU, offload_device=CPU)
+
+
 def interpolation() -> Any:
     network = drawn(find("comfy_extras.frame_interpolation_models.film_net:FILMNet")())
     return comfy.model_patcher.ModelPatcher(network, load_device=CPU, offload_device=CPU)
@@ -245,6 +254,50 @@ class TestPictures:
         assert off_by(stage, "RTDETR_detect", **inputs) <= 0.02
         assert [len(one) for one in boxes] == [1, 1]
         assert (boxes[0][0]["width"], boxes[0][0]["height"]) == (128, 96)
+
+    @pytest.mark.parametrize(("pictures", "individual", "passes"), [(1, False, 1), (2, True, 0)])
+    def test_segments(self, pictures: int, individual: bool, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The one that is refined may be as large as the picture; all that the detector sees is kept."""
+        of_two = [{"cond": torch.randn(1, 32, 64), "attention_mask": None, "max_detections": count} for count in (1, 2)]
+        inputs = {
+            "model": segmenter(), "image": torch.rand(pictures, 96, 128, 3), "threshold": 0.0,
+            "conditioning": [[of_two[0]["cond"], {"sam3_multi_cond": of_two}]], "refine_iterations": passes,
+            "individual_masks": individual,
+        }  # fmt: skip
+        stage, (masks, boxes) = predicted("SAM3_Detect", **inputs)
+        # By what is free it decides how many keys it attends to at a time; other work on this machine changes that.
+        monkeypatch.setattr(comfy.model_management, "get_free_memory", free_memory_answer(this_cpu()))
+        module = sys.modules[nodes.NODE_CLASS_MAPPINGS["SAM3_Detect"].__module__]
+        refine = module._refine_mask
+        monkeypatch.setattr(
+            module,
+            "_refine_mask",
+            lambda network, image, mask, _, *more: refine(
+                network, image, mask, torch.tensor([0.0, 0.0, 128.0, 96.0]), *more
+            ),
+        )
+        assert off_by(stage, "SAM3_Detect", **inputs) <= 0.02
+        assert masks.shape == given_by("SAM3_Detect", **inputs)[0].shape
+        assert [len(one) for one in boxes] == [1] * pictures
+
+    def test_segments_of_many_pictures_stay_on_the_card(self, empty: Path) -> None:
+        workflow = {
+            "1": node("CheckpointLoaderSimple", ckpt_name="sam3.1_multiplex_fp16.safetensors"),
+            "2": node("EmptyImage", width=640, height=480, batch_size=40, color=0),
+            "3": node("CLIPTextEncode", clip=["1", 1], text="a dog"),
+            "4": node(
+                "SAM3_Detect", model=["1", 0], image=["2", 0], conditioning=["3", 0], threshold=0.5,
+                refine_iterations=1, individual_masks=False,
+            ),
+        }  # fmt: skip
+        many = followed(workflow)
+        assert many.complete, many.unknown
+        workflow["2"]["inputs"]["batch_size"] = 3
+        few = followed(workflow)
+        assert many.results["4"][0].shape == (40, 480, 640)
+        of_many, of_few = (run.stages[1].prediction.activations for run in (many, few))
+        assert of_many - of_few == 37 * 480 * 640 * 4
+        assert "what SAM3_Detect finds is not known: it is taken to keep all that it looks at" in many.notes
 
     def test_frames_between(self) -> None:
         inputs = {"interp_model": interpolation(), "images": torch.rand(4, 70, 96, 3), "multiplier": 3}

@@ -1,4 +1,4 @@
-"""What networks find in pictures, by its form: maps of depth, boxes, key points. What is found is never known.
+"""What networks find in pictures and sounds, by its form: maps of depth, boxes, segments. What is found is never known.
 
 Nodes that draw it need its size alone; what meshes are made of goes to those that save.
 """
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map
 
 from ..calling import Outputs
 from ..findings import NOTHING, Findings
@@ -32,6 +33,24 @@ def boxes(inputs: Inputs, ran: Outputs) -> Outputs:
     height, width = images.shape[1:3]
     whole = {"x": 0.0, "y": 0.0, "width": float(width), "height": float(height), "label": "person", "score": 1.0}
     return ([[dict(whole)] for _ in range(images.shape[0])],)
+
+
+def heard(inputs: Inputs, ran: Outputs) -> Outputs:
+    """Of an audio encoder: what it gave, in RAM, where nodes may pick from it; the sampler brings it to the card."""
+    result: Outputs = tree_map(lambda one: one.cpu() if isinstance(one, Tensor) else one, ran)
+    return result
+
+
+def segments(inputs: Inputs, ran: Outputs) -> Outputs:
+    """Of SAM 3: as many masks of each picture as of the first, and a box around the whole."""
+    images, masks = _pictures(inputs, "image"), ran[0]
+    each = -(-masks.shape[0] // len(ran[1]))
+    return (torch.empty(images.shape[0] * each, *masks.shape[1:]), *boxes(inputs, ran))
+
+
+def bytes_of_segments(inputs: Inputs, ran: Outputs) -> int:
+    """Of SAM 3's masks of a picture, which stay on the card until the last picture is looked at."""
+    return int(ran[0].nbytes) // len(ran[1])
 
 
 def key_points(inputs: Inputs, ran: Outputs) -> Outputs:

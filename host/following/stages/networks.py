@@ -10,8 +10,9 @@ import copy
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import comfy.utils
@@ -56,7 +57,9 @@ class Runs:
         gives: gets the node's inputs and what it gave, without data; what it gives where that depends on data or on
             pictures that were left out. None: what it gave.
         ends_at_numbers: whether all that it computes on the card is done where it asks for the first number.
-        instead: functions of the host's that look at data, by "module:name", and what stands in their place.
+        keeps: bytes that each picture but the last leaves on the card, from the node's inputs and what it gave.
+        instead: functions of the host's that look at data, by "module:name", ":name" for one of the node's own module,
+            and what stands in the place of each, which gets the host's own.
     """
 
     holder: str
@@ -65,7 +68,8 @@ class Runs:
     few: int = FEW
     gives: Gives | None = None
     ends_at_numbers: bool = False
-    instead: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    keeps: Callable[[Inputs, Outputs], int] | None = None
+    instead: Mapping[str, Callable[[Any], Callable[..., Any]]] = field(default_factory=dict)
 
 
 class _Left(Exception):
@@ -77,7 +81,8 @@ def run_network(runs: Runs, found: Findings, kind: str, inputs: Inputs) -> Outpu
     held, patcher = held_by(kind, runs.holder, inputs[runs.holder], found.card)
     assumptions: list[str] = []
     with encodes_counted(found, inputs) as counted, one_of_each_tile():
-        run = found.nodes.prepared(kind, _a_few(runs, counted, found.card))
+        few = _a_few(runs, counted, found.card)
+        run = found.nodes.prepared(kind, few)
 
         def work(holder: Any) -> Outputs:
             try:
@@ -87,7 +92,7 @@ def run_network(runs: Runs, found: Findings, kind: str, inputs: Inputs) -> Outpu
                     raise NotFollowed(f"{kind} hands its results to numpy") from error
                 return ()
 
-        with _without_bars(run), _of_the_node(kind), _instead(runs):
+        with _without_bars(run), _of_the_node(kind), _instead(runs, run):
             prediction, results = predict_network(
                 held,
                 found.card,
@@ -97,6 +102,9 @@ def run_network(runs: Runs, found: Findings, kind: str, inputs: Inputs) -> Outpu
                 list(_tensors_of(inputs)),
                 assumptions,
             )
+    if runs.keeps is not None:
+        kept = runs.keeps(inputs, results) * (len(inputs[runs.one_by_one]) - len(few[runs.one_by_one]))
+        prediction = replace(prediction, activations=prediction.activations + kept, live=prediction.live + kept)
     if patcher is not None:
         found.add(encoder_stage(runs.work, prediction, patcher, held.network))
     elif prediction.weights:  # else the host runs it beside the card, of which it takes nothing
@@ -118,7 +126,7 @@ def _a_few(runs: Runs, inputs: Inputs, card: Card) -> Inputs:
 
 
 @contextmanager
-def _instead(runs: Runs) -> Iterator[None]:
+def _instead(runs: Runs, run: Callable[..., Any]) -> Iterator[None]:
     """Within it, others stand in the place of some of the host's functions, and nothing without data comes to numpy."""
 
     def left(*_: Any, **__: Any) -> Any:
@@ -129,9 +137,11 @@ def _instead(runs: Runs) -> Iterator[None]:
             stack.enter_context(replaced(FakeTensor, name, left))
         stack.enter_context(replaced(comfy.utils, "lanczos", sized))
         for path, function in runs.instead.items():
-            true = find(path)
-            for module in modules_with(path.partition(":")[2], true):
-                stack.enter_context(replaced(module, true.__name__, function))
+            where, _, name = path.partition(":")
+            own = _module_of(run)
+            true = find(path) if where else getattr(own, name, None)
+            for module in modules_with(name, true) if where else [own] * (true is not None):
+                stack.enter_context(replaced(module, name, function(true)))
         yield
 
 
@@ -186,10 +196,15 @@ def _of_the_node(kind: str) -> Iterator[None]:
         raise NotFollowed(f"{kind}: {first_line(error)}") from error
 
 
+def _module_of(run: Callable[..., Any]) -> ModuleType | None:
+    """The module of a node's function: the host has those of its extra nodes under names of its own."""
+    return sys.modules.get(getattr(run, "func", run).__module__)
+
+
 @contextmanager
 def _without_bars(run: Callable[..., Any]) -> Iterator[None]:
     """Within it, the node draws no bar in the terminal: nothing is computed."""
-    module = sys.modules.get(getattr(run, "func", run).__module__)
+    module = _module_of(run)
     bar = getattr(module, "tqdm", None)
     if bar is None:
         yield
@@ -198,10 +213,23 @@ def _without_bars(run: Callable[..., Any]) -> Iterator[None]:
         yield
 
 
-def _focal_and_shift(points: Tensor, mask: Any = None, focal: Any = None, **_: Any) -> tuple[Tensor, Tensor]:
+def _focal_and_shift(_: Any) -> Callable[..., tuple[Tensor, Tensor]]:
     """In the place of MoGe's, which solves for two numbers a picture on the CPU."""
-    numbers = points.new_empty(points.shape[:-3])
-    return numbers if focal is None else focal.reshape(numbers.shape), numbers
+
+    def found(points: Tensor, mask: Any = None, focal: Any = None, **_: Any) -> tuple[Tensor, Tensor]:
+        numbers = points.new_empty(points.shape[:-3])
+        return numbers if focal is None else focal.reshape(numbers.shape), numbers
+
+    return found
+
+
+def _refined_whole(refine: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """In the place of SAM 3's, which cuts a thing out of the picture: what takes most is one as large as it."""
+
+    def refined(model: Any, image: Tensor, mask: Tensor, box: Tensor, height: int, width: int, *more: Any) -> Tensor:
+        return refine(model, image, mask, torch.tensor([0.0, 0.0, width, height]), height, width, *more)
+
+    return refined
 
 
 def decode_volume(found: Findings, kind: str, inputs: Inputs) -> Outputs:
@@ -218,13 +246,18 @@ LOADERS = (
     "LoadDA3Model", "FrameInterpolationModelLoader", "OpticalFlowLoader", "ImageOnlyCheckpointLoader",
 )  # fmt: skip
 RUN = {
-    "ImageUpscaleWithModel": Runs("upscale_model", "upscale"), "AudioEncoderEncode": Runs("audio_encoder", "sound"),
+    "ImageUpscaleWithModel": Runs("upscale_model", "upscale"),
+    "AudioEncoderEncode": Runs("audio_encoder", "sound", gives=pictured.heard),
     "LTXVLatentUpsampler": Runs("upscale_model", "upscale"),
     "RemoveBackground": Runs("bg_removal_model"), "StyleModelApply": Runs("style_model"),
     "MoGeInference": Runs("moge_model", instead={"comfy.ldm.moge.model:recover_focal_shift": _focal_and_shift}),
     "MoGePanoramaInference": Runs("moge_model", gives=pictured.panorama),
     "DA3Inference": Runs("da3_model", one_by_one="image", gives=pictured.depth_of_all),
     "RTDETR_detect": Runs("model", one_by_one="image", few=32, gives=pictured.boxes, ends_at_numbers=True),
+    "SAM3_Detect": Runs(
+        "model", one_by_one="image", gives=pictured.segments, keeps=pictured.bytes_of_segments,
+        instead={":_refine_mask": _refined_whole},
+    ),
     "SDPoseKeypointExtractor": Runs("model", gives=pictured.key_points),
     "SVD_img2vid_Conditioning": Runs("clip_vision"),
     "FrameInterpolate": Runs("interp_model", one_by_one="images", gives=pictured.frames_between),
