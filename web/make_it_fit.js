@@ -10,13 +10,16 @@ const QUALITY = `${ID}.Quality`;
 
 const setting = (id) => app.extensionManager.setting.get(id);
 
+/** The share of the card that may be used. */
+export const allowed = () => setting(LIMIT) ?? 0.85;
+
 function say(severity, detail) {
   app.extensionManager.toast.add({ severity, summary: TITLE, detail, life: 1000 * SECONDS });
 }
 
 /** The server's answer to the open workflow: what it would put in. An Error with its sentence where it cannot. */
 export async function fitted() {
-  const asked = { workflow: app.rootGraph.serialize(), limit: setting(LIMIT) ?? 0.85, quality: setting(QUALITY) ?? "exact" };
+  const asked = { workflow: app.rootGraph.serialize(), limit: allowed(), quality: setting(QUALITY) ?? "exact" };
   const headers = { "Content-Type": "application/json" };
   const response = await app.api.fetchApi("/headroom/fit", { method: "POST", headers, body: JSON.stringify(asked) });
   const answer = await response.json().catch(() => ({}));

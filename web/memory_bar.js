@@ -41,14 +41,15 @@ function row(load, allowed, scale) {
   const parts = Object.entries(load.parts).filter(([, size]) => size > 0);
   track.append(...parts.map(([kind, size]) => segment(kind, size, scale)), line(allowed, scale));
   const cut = { overflow: "hidden", textOverflow: "ellipsis", whiteSpace: "nowrap" };
-  const name = element({ width: "90px", ...cut }, { text: load.name, title: load.name });
+  const name = element({ width: "90px", ...cut }, { text: load.name, title: load.title ?? load.name });
   const peak = element({ width: "60px", textAlign: "right" }, { text: bytes(load.peak) });
   if (load.peak > allowed) peak.style.color = LIMIT;
   made.append(name, track, peak);
   return made;
 }
 
-function draw(box, { total, allowed, loads, sentence }) {
+/** Rows of bars, one for each load: sizes in bytes. */
+export function draw(box, { total, allowed, loads, sentence }) {
   const sums = loads.map(({ parts }) => Object.values(parts).reduce((sum, size) => sum + size, 0));
   const scale = Math.max(total, ...sums, 1);
   box.replaceChildren(...loads.map((load) => row(load, allowed, scale)));

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +28,7 @@ class Findings:
         loaded: what loaders gave before, by class and inputs: a file that two nodes load counts once.
         mode: what the tensors are faked in.
         absent: files that are not on this machine, and were taken from the catalogue.
+        node: the id of the node that is followed now.
     """
 
     card: Card
@@ -37,6 +38,7 @@ class Findings:
     loaded: dict[tuple[str, str], Outputs] = field(default_factory=dict)
     mode: FakeTensorMode = field(default_factory=fake_mode)
     absent: Absent = field(default_factory=Absent)
+    node: str = ""
 
     @property
     def nodes(self) -> Nodes:
@@ -45,6 +47,7 @@ class Findings:
 
     def add(self, stage: Stage) -> None:
         """Of equal stages of one model the one that needs most counts."""
+        stage = replace(stage, node=self.node)
         for number, other in enumerate(self.stages):
             same = (other.work, other.model, other.method) == (stage.work, stage.model, stage.method)
             if same and (stage.work != "sampling" or stage.prediction == other.prediction):

@@ -91,6 +91,7 @@ class DryRun:
             node = self.workflow[number]
             kind = node["class_type"]
             require_wanted()
+            self.found.node = number
             try:
                 values = {name: self._value(value) for name, value in node["inputs"].items()}
                 constants = [name for name, value in node["inputs"].items() if not is_link(value)]

@@ -36,6 +36,7 @@ class Stage:
         doubt: why the activations are the host's estimate and not a prediction; empty where they are predicted.
         model: which one it is, by any number: stages of one model share its weights. 0: told apart by their work.
         beside: bytes of the weights that are those of networks beside its model, which no budget of a node limits.
+        node: the id of the node in a workflow that does it; empty where it is not of one.
     """
 
     work: str
@@ -47,6 +48,7 @@ class Stage:
     doubt: str = ""
     model: int = 0
     beside: int = 0
+    node: str = ""
 
     @property
     def activations(self) -> int:

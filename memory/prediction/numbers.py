@@ -23,25 +23,28 @@ def forecast_numbers(forecast: Forecast, unknown: Sequence[str] = (), complete: 
         "schema": SCHEMA,
         "verdict": forecast.verdict.value,
         "card": forecast.card.title,
+        "card_gb": forecast.card.total / GB,
         "allowed_gb": forecast.allowed / GB,
         "peak_gb": forecast.peak / GB,
         "least_vram_gb": forecast.least / GB,
         "activations_gb": forecast.activations / GB,
         "streamed_gb_per_step": forecast.streamed_per_step / GB,
         "ram_gb": forecast.ram_needed / GB,
-        "stages": [_stage_numbers(stage) for stage in forecast.stages],
+        "stages": [_stage_numbers(forecast, stage) for stage in forecast.stages],
         "unknown": list(unknown),
         "complete": complete,
     }
 
 
-def _stage_numbers(stage: Stage) -> dict[str, Any]:
+def _stage_numbers(forecast: Forecast, stage: Stage) -> dict[str, Any]:
     return {
+        "node": stage.node,
         "work": stage.work,
         "method": stage.method,
         "weights_gb": stage.weights / GB,
         "activations_gb": stage.activations / GB,
         "peak_gb": stage.peak / GB,
+        "streamed_gb": forecast.streamed(stage) / GB,
         "module": stage.prediction.module,
         "predicted": not stage.doubt,
     }

@@ -244,5 +244,6 @@ def test_the_entries_are_in_one_file_that_can_be_reviewed() -> None:
     used = {network.partition(":")[0] for file in entries["files"].values() for network in file["parts"].values()}
     needed = used | {one["like"] for one in entries["networks"].values() if "like" in one}
     described = [parts for file in entries["files"].values() for parts in file.get("metadata", {}).values()]
-    named = {network for parts in described for network in parts.values() if isinstance(network, str)}
+    each = [one for parts in described for one in (parts.values() if isinstance(parts, dict) else (parts,))]
+    named = {one for one in each if isinstance(one, str)}
     assert needed | named == set(entries["networks"])

@@ -31,7 +31,7 @@ PICTURE = re.compile(r"^!\[[^\]]+\]\(([^)]+)\)$", re.MULTILINE)
 LEAST_WIDTH, MOST_BYTES = 600, 120_000
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
 COMMANDS, SETTINGS = "commands.json", "settings.json"
-SCRIPT = HELP.parent / "make_it_fit.js"
+SCRIPTS = [HELP.parent / f"{name}.js" for name in ("make_it_fit", "will_it_run")]  # of commands
 NOT_LATIN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 
 
@@ -219,12 +219,20 @@ def test_settings_have_their_words_in_every_language() -> None:
         assert all(NOT_LATIN.search(about["name"] + about["tooltip"]) for about in theirs.values())
 
 
-def test_commands_have_their_labels_in_every_language() -> None:
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_commands_have_their_labels_in_every_language(script: Path) -> None:
     """By id with the dots replaced; the English is that of the script."""
-    script = SCRIPT.read_text(encoding="utf-8")
-    command, title = (re.search(rf'const {name} = "(.+)";', script)[1] for name in ("ID", "TITLE"))
+    source = script.read_text(encoding="utf-8")
+    command, title = (re.search(rf'const {name} = "(.+)";', source)[1] for name in ("ID", "TITLE"))
     for language in ("en", *TRANSLATED):
-        assert list(translations(language, COMMANDS)) == [key(command)]
         label = translations(language, COMMANDS)[key(command)]["label"]
-        assert label.startswith(translations(language)["HeadroomFit"]["display_name"])
         assert (label == f"{title} (Headroom)") == (language == "en")
+        assert language == "en" or NOT_LATIN.search(label)
+
+
+def test_there_are_no_other_commands_and_make_it_fit_is_called_as_its_node() -> None:
+    for language in ("en", *TRANSLATED):
+        found = translations(language, COMMANDS)
+        assert len(found) == len(SCRIPTS)
+        name = translations(language)["HeadroomFit"]["display_name"]
+        assert found["Headroom_MakeItFit"]["label"].startswith(name)

@@ -276,7 +276,9 @@ class TestPictures:
                 network, image, mask, torch.tensor([0.0, 0.0, 128.0, 96.0]), *more
             ),
         )
-        assert off_by(stage, "SAM3_Detect", **inputs) <= 0.02
+        # The first time: it keeps its tables of places then.
+        work = partial(nodes.NODE_CLASS_MAPPINGS["SAM3_Detect"].execute, **inputs)
+        assert stage.prediction.activations == pytest.approx(peak_bytes(work), rel=0.02)
         assert masks.shape == given_by("SAM3_Detect", **inputs)[0].shape
         assert [len(one) for one in boxes] == [1] * pictures
 

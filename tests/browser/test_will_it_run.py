@@ -1,0 +1,86 @@
+"""The command "Will this run here?": the forecast of the open workflow, with what is not downloaded yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from headroom.tests.host.ui_workflows import graph, node_of, text_to_image, ui_node
+
+from .in_page import execute
+from .test_make_it_fit import KINDS, opened, toast
+from .test_out_of_memory import SET
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+COMMAND, TITLE = "Headroom.WillItRun", "Will this run here?"
+LIMIT = "Headroom.MakeItFit.Limit"
+BARS = (
+    """(box) => [...box.querySelectorAll("[data-kind]")].map(({ dataset }) => [dataset.kind, Number(dataset.bytes)])"""
+)
+
+
+def dialog(page: Page) -> Locator:
+    return page.get_by_role("dialog", name=TITLE)
+
+
+def asked(page: Page) -> Locator:
+    execute(page, COMMAND)
+    dialog(page).get_by_role("heading").wait_for(timeout=60_000)
+    return dialog(page)
+
+
+def test_each_stage_has_a_bar_that_leads_to_its_node(page: Page) -> None:
+    opened(page, text_to_image())
+    shown = asked(page)
+    assert "all weights stay on the card" in shown.get_by_role("heading").inner_text()
+    rows = shown.get_by_label("Memory of each stage")
+    assert [kind for kind, _ in rows.evaluate(BARS)].count("activations") == 3
+    assert all(size > 0 for _, size in rows.evaluate(BARS))
+    for name in ("text · CLIP Text Encode", "sampling · KSampler", "decode · VAE Decode"):
+        assert rows.get_by_text(name).count() == 1
+    page.evaluate("app.canvas.ds.offset = [9999, 9999]")
+    rows.get_by_text("sampling · KSampler").click()
+    left, top, width, height = page.evaluate("[...app.canvas.ds.visible_area]")
+    x, y = page.evaluate("[...app.rootGraph.getNodeById(5).pos]")
+    assert left < x < left + width
+    assert top < y < top + height
+    shown.get_by_text("All of the report").click()
+    assert "RAM for weights" in shown.inner_text()
+    page.keyboard.press("Escape")
+    shown.wait_for(state="detached")
+
+
+@pytest.mark.parametrize("view", ["classic"])
+def test_before_the_download_and_what_helps_is_put_in(page: Page) -> None:
+    """A file that is not there, and more pictures than fit into the share of the memory that the settings allow."""
+    workflow = text_to_image()
+    node_of(workflow, 1)["widgets_values"] = ["sd_xl_turbo_1.0_fp16.safetensors"]
+    node_of(workflow, 4)["widgets_values"] = [512, 512, 4]
+    opened(page, workflow)
+    page.evaluate(SET, [LIMIT, 0.1])
+    try:
+        shown = asked(page)
+    finally:
+        page.evaluate(SET, [LIMIT, 0.85])
+    said = shown.inner_text()
+    assert "No: it takes more than the card has." in said
+    assert "To download, 6.5 GB:" in said
+    assert "models/checkpoints/sd_xl_turbo_1.0_fp16.safetensors: 6.5 GB" in said
+    shown.get_by_role("button", name="Make It Fit").click()
+    toast(page, "1 node inserted").wait_for()
+    shown.wait_for(state="detached")
+    assert "HeadroomFit" in page.evaluate(KINDS)
+
+
+@pytest.mark.parametrize("view", ["classic"])
+def test_what_cannot_be_predicted_is_a_sentence(page: Page, complaints: list[str]) -> None:
+    opened(page, graph([ui_node(1, "EmptyLatentImage", {}, "LATENT", widgets_values=[64, 64, 1])]))
+    execute(page, COMMAND)
+    dialog(page).get_by_text("nothing to predict in this workflow").wait_for()
+    dialog(page).get_by_role("button", name="Close").click()
+    dialog(page).wait_for(state="detached")
+    (refused,) = (one for one in complaints if "400 (Bad Request)" in one and one.endswith("/api/headroom/estimate)"))
+    complaints.remove(refused)

@@ -1,0 +1,131 @@
+// The command "Will This Run Here?": what the open workflow would take on this card, its missing files included.
+import { app } from "../../scripts/app.js";
+import { allowed, fitted, insert } from "./make_it_fit.js";
+import { draw } from "./memory_bar.js";
+
+const ID = "Headroom.WillItRun";
+const TITLE = "Will this run here?";
+const GB = 2 ** 30;
+const VERDICTS = {
+  resident: "Yes: all weights stay on the card.",
+  streams: "Yes, slower: weights come from RAM at every step.",
+  does_not_fit: "No: it takes more than the card has.",
+};
+
+function element(tag, { style = {}, text = "", ...more } = {}) {
+  const made = Object.assign(document.createElement(tag), more);
+  Object.assign(made.style, style);
+  made.textContent = text;
+  return made;
+}
+
+/** The forecast of the open workflow. An Error with the server's sentence where there is none. */
+async function asked() {
+  const body = JSON.stringify({ prompt: app.rootGraph.serialize(), limit: allowed() });
+  const headers = { "Content-Type": "application/json" };
+  const response = await app.api.fetchApi("/headroom/estimate", { method: "POST", headers, body });
+  const answer = await response.json().catch(() => ({}));
+  if (!response.ok) throw new Error(answer.error ?? `the server answers HTTP ${response.status}`);
+  return answer;
+}
+
+/** A node by its id; one inside a subgraph is shown by the node that the subgraph is. */
+const nodeOf = (id) => app.rootGraph.getNodeById(String(id).split(":")[0]);
+
+function bars({ card_gb, allowed_gb, stages }) {
+  const loads = stages.map((stage) => {
+    const node = nodeOf(stage.node);
+    const title = node ? `${stage.work}: node ${stage.node}, ${node.title}` : stage.work;
+    const parts = { weights: (stage.weights_gb - stage.streamed_gb) * GB, streamed: stage.streamed_gb * GB, activations: stage.activations_gb * GB };
+    return { name: node ? `${stage.work} · ${node.title}` : stage.work, title, peak: stage.peak_gb * GB, parts };
+  });
+  const box = element("div", { role: "img", ariaLabel: "Memory of each stage", style: { margin: "0 0 12px", fontSize: "12px" } });
+  draw(box, { total: card_gb * GB, allowed: allowed_gb * GB, loads, sentence: "Memory of each stage" });
+  [...box.children].forEach((row, at) => {
+    row.firstChild.style.width = "200px";
+    const node = nodeOf(stages[at].node);
+    if (!node) return;
+    row.style.cursor = "pointer";
+    row.onclick = () => app.canvas.centerOnNode(node);
+  });
+  return box;
+}
+
+function files({ absent }) {
+  if (!absent.length) return [];
+  const total = absent.reduce((sum, { gb }) => sum + gb, 0);
+  const list = element("ul", { style: { margin: "0 0 12px", paddingLeft: "20px" } });
+  list.append(...absent.map(({ name, folder, gb }) => element("li", { text: `models/${folder}/${name}: ${gb.toFixed(1)} GB` })));
+  return [element("p", { text: `To download, ${total.toFixed(1)} GB:`, style: { margin: "0 0 4px" } }), list];
+}
+
+function dialog() {
+  const made = element("dialog", {
+    ariaLabel: TITLE,
+    style: {
+      margin: "auto", maxWidth: "min(760px, 90vw)", maxHeight: "85vh", overflow: "auto", padding: "20px", borderRadius: "8px",
+      color: "var(--input-text, #ddd)", background: "var(--comfy-menu-bg, #222)", border: "1px solid var(--border-color, #444)",
+      font: "14px sans-serif",
+    },
+  });
+  made.addEventListener("close", () => made.remove());
+  // The frontend takes the key for itself.
+  made.addEventListener("keydown", (event) => {
+    event.stopPropagation();
+    if (event.key === "Escape") made.close();
+  });
+  document.body.append(made);
+  return made;
+}
+
+function button(text, onclick) {
+  return element("button", { text, onclick, type: "button", style: { padding: "6px 14px", cursor: "pointer" } });
+}
+
+async function putIn(shown) {
+  try {
+    const answer = await fitted();
+    shown.close();
+    await insert(answer);
+  } catch (error) {
+    shown.append(element("p", { text: error.message }));
+  }
+}
+
+function fill(shown, answer) {
+  const verdict = answer.complete ? VERDICTS[answer.verdict] : "Not all of it could be followed.";
+  const report = element("pre", { text: answer.text, style: { whiteSpace: "pre-wrap", margin: "12px 0", fontSize: "12px" } });
+  const details = element("details");
+  details.append(element("summary", { text: "All of the report" }), report);
+  const foot = element("div", { style: { display: "flex", gap: "8px", justifyContent: "flex-end" } });
+  if (answer.verdict !== "resident") foot.append(button("Make It Fit", () => putIn(shown)));
+  foot.append(button("Close", () => shown.close()));
+  const sizes = `${answer.card}: ${answer.peak_gb.toFixed(1)} GB with all weights on it, at least ${answer.least_vram_gb.toFixed(1)} GB.`;
+  shown.replaceChildren(
+    element("h3", { text: `${TITLE} ${verdict}`, style: { margin: "0 0 8px" } }),
+    element("p", { text: sizes, style: { margin: "0 0 12px" } }),
+    bars(answer),
+    ...files(answer),
+    details,
+    foot,
+  );
+}
+
+async function willItRun() {
+  const shown = dialog();
+  shown.append(element("p", { text: "Going through the workflow, nothing is computed or downloaded …" }), button("Close", () => shown.close()));
+  shown.showModal();
+  try {
+    const answer = await asked();
+    if (shown.isConnected) fill(shown, answer);
+  } catch (error) {
+    shown.firstChild.textContent = error.message;
+  }
+}
+
+app.registerExtension({
+  name: ID,
+  commands: [{ id: ID, label: `${TITLE} (Headroom)`, icon: "pi pi-question-circle", function: willItRun }],
+  menuCommands: [{ path: ["Edit"], commands: [ID] }],
+  getCanvasMenuItems: () => [{ content: `${TITLE} (Headroom)`, callback: willItRun }],
+});
