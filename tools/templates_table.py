@@ -12,9 +12,9 @@ import argparse
 import importlib
 import importlib.util
 import json
+import re
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,16 +78,24 @@ def row(workflow: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def page(rows: dict[str, dict[str, Any]], version: str) -> str:
-    """A page of all that were predicted whole, and of what keeps the others from it."""
+def page(rows: dict[str, dict[str, Any]], version: str, comfyui: str) -> str:
+    """A page of all that were predicted whole, and of what keeps the others from it.
+
+    Args:
+        rows: by the templates' names.
+        version: of the package of templates.
+        comfyui: the host's.
+    """
     local = {name: one for name, one in rows.items() if one.get("local")}
     whole = {name: one for name, one in local.items() if one["whole"]}
     lines = [
         "# Official templates, predicted before anything is downloaded",
         "",
-        f"{TEMPLATES} {version}, {time.strftime('%Y-%m-%d')}: {len(whole)} of {len(local)} templates that compute"
-        f" locally are predicted whole. A card of the RTX 30 series, {LIMIT:.0%} of its memory. *whole*: all weights"
-        " stay on the card; a number: GB of weights that come over the bus at each step; *no*: it does not fit.",
+        f"{TEMPLATES} {version} in ComfyUI {comfyui}, {time.strftime('%Y-%m-%d')}: {len(whole)} of {len(local)}"
+        " templates whose nodes this ComfyUI has, and that compute locally, are predicted whole. Computed without a"
+        f" card and the models, by `python3 -m tools templates-table`, for {LIMIT:.0%} of a card of the RTX 30 series."
+        " *whole*: all weights stay on the card; a number: GB of weights that come over the bus at each step; *no*: it"
+        " does not fit as it is. Pictures, videos and sounds that are not there are taken to have a usual size.",
         "",
         f"| template | at most, GB | RAM, GB | download, GB | {' | '.join(f'{size} GB' for size in SIZES)} |",
         f"|{'---|' * (4 + len(SIZES))}",
@@ -95,11 +103,15 @@ def page(rows: dict[str, dict[str, Any]], version: str) -> str:
     for name, one in whole.items():
         cells = " | ".join(CELLS.get(verdict, f"{streamed}") for verdict, streamed in one["cards"].values())
         lines.append(f"| {name} | {one['peak']} | {one['ram']} | {one['download']} | {cells} |")
-    others = (one["why"] for name, one in local.items() if name not in whole)
-    reasons = Counter(why[0] if why else "nothing of it was followed" for why in others)
     lines += ["", "What keeps the others from it, the first thing of each:", ""]
-    lines += [f"- {number} x {why}" for why, number in reasons.most_common()]
+    lines += [f"- {name}: {_reason(one['why'])}" for name, one in local.items() if name not in whole]
     return "\n".join(lines) + "\n"
+
+
+def _reason(why: Sequence[str]) -> str:
+    """The first of what was not followed, without the node's number."""
+    first = (why[0] if why else "nothing of it was followed").partition("; ")[0]
+    return re.sub(r"^(nothing to predict in this workflow: )?(node \S+: )?", "", first).rstrip(".")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -132,7 +144,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{sum(one['whole'] for one in local)} of {len(local)} predicted whole; {len(done)} templates looked at")
     if options.page:
         version = importlib.import_module("importlib.metadata").version(TEMPLATES.replace("_", "-"))
-        options.page.write_text(page(done, version), encoding="utf-8")
+        comfyui = importlib.import_module("comfyui_version").__version__
+        options.page.write_text(page(done, version, comfyui), encoding="utf-8")
     return 0
 
 

@@ -69,8 +69,9 @@ def test_the_page() -> None:
         "near": {"local": True, "whole": True, "why": [], "peak": 9.5, "ram": 12.0, "download": 11.0, "cards": cards},
         "not": {"local": True, "whole": False, "why": ["node 1: Sound is not known", "node 2: needs node 1"]},
     }
-    text = page(rows, "1.2.3")
-    assert "1 of 2 templates that compute locally are predicted whole" in text
+    text = page(rows, "1.2.3", "4.5.6")
+    assert f"{TEMPLATES} 1.2.3 in ComfyUI 4.5.6" in text
+    assert "1 of 2 templates whose nodes this ComfyUI has, and that compute locally, are predicted whole" in text
     assert "| near | 9.5 | 12.0 | 11.0 | 1.5 | 1.5 | whole | whole | whole | whole |" in text
-    assert "- 1 x node 1: Sound is not known" in text
+    assert "- not: Sound is not known\n" in text
     assert "far" not in text
