@@ -1581,8 +1581,22 @@ WORKFLOWS = (
         ),
     ),
     *_of(
+        "host/following/stages/seedvr.py",
+        "host/test_seedvr.py",
+        (
+            "dry run: a video in parts stays as short as one part",
+            "frames = latent.pop(WHOLE, part.shape[2])",
+            "frames = part.shape[2]",
+        ),
+    ),
+    *_of(
         "host/following/stages/networks.py",
         "host/test_networks.py",
+        (
+            "dry run: what SAM 3 refines is as large as its detector's box, of which nothing is known",
+            "torch.tensor([0.0, 0.0, width, height])",
+            "box",
+        ),
         (
             "dry run: a network that stays on the CPU is counted on the card",
             "device = None if patcher is not None else",
@@ -1685,8 +1699,13 @@ WORKFLOWS = (
         "host/test_catalogue.py",
         (
             "catalogue: matrices that a quantised file keeps in 16 bits are in 8",
-            "stored(shapes, way, self.kept, self.tables)",
-            "stored(shapes, way, (), self.tables)",
+            "result.update(stored(of_part, way, self.kept, self.tables))",
+            "result.update(stored(of_part, way, (), self.tables))",
+        ),
+        (
+            "catalogue: a file of several types is as small as if all of it were quantised",
+            "frozenset(to_lift(shapes, result, lacking))",
+            "frozenset()",
         ),
     ),
     *_of(

@@ -52,7 +52,7 @@ class Song:
         return [[text, options]]
 
 
-def _model(kind: str, config: dict[str, Any], state: dict[str, Tensor] | None = None) -> Any:
+def model_of(kind: str, config: dict[str, Any], state: dict[str, Tensor] | None = None) -> Any:
     settings = getattr(comfy.supported_models, kind)(config)
     settings.set_inference_dtype(torch.float32, None)
     base = drawn(settings.get_model(state or {}, "", device=None).eval())
@@ -77,7 +77,7 @@ def ace_step15(zeros: bool = False) -> Song:
         more = {"conditioning_lyrics": _words(seed + 9, 90, TEXT), "audio_codes": [[seed] * (length // 5)]}
         return _words(seed, 40, TEXT), more
 
-    return Song(_model("ACEStep15", config), (1, 64, length), text, zeros)
+    return Song(model_of("ACEStep15", config), (1, 64, length), text, zeros)
 
 
 def ace_step() -> Song:
@@ -92,7 +92,7 @@ def ace_step() -> Song:
         lyrics = torch.full((1, 70), seed, dtype=torch.long)
         return _words(seed, 40, TEXT), {"conditioning_lyrics": lyrics, "lyrics_strength": 0.99}
 
-    return Song(_model("ACEStep", config), (1, 8, 16, 320), text)
+    return Song(model_of("ACEStep", config), (1, 8, 16, 320), text)
 
 
 def _seconds(*names: str, learned: bool) -> dict[str, Tensor]:
@@ -109,7 +109,7 @@ def stable_audio() -> Song:
         "timestep_features_type": "learned",
     }  # fmt: skip
     state = _seconds("seconds_start", "seconds_total", learned=True)
-    return Song(_model("StableAudio", config, state), (1, 64, 512), lambda seed: (_words(seed, 30, 768), {}))
+    return Song(model_of("StableAudio", config, state), (1, 64, 512), lambda seed: (_words(seed, 30, 768), {}))
 
 
 def stable_audio3() -> Song:
@@ -122,7 +122,7 @@ def stable_audio3() -> Song:
     }  # fmt: skip
     state = _seconds("seconds_total", learned=False)
     state["conditioner.conditioners.prompt.padding_embedding"] = torch.zeros(768)
-    return Song(_model("StableAudio3", config, state), (1, 256, 512), lambda seed: (_words(seed, 30, 768), {}))
+    return Song(model_of("StableAudio3", config, state), (1, 256, 512), lambda seed: (_words(seed, 30, 768), {}))
 
 
 # ------------------------------------------------------------------------------------------- that decode and encode

@@ -104,6 +104,13 @@ def test_an_entry_is_confirmed_if_a_published_size_or_total_is_met_and_not_other
     assert confirmed(found, sizes, said) - fitted == {name for name, file in FILES.items() if file.confirmed}
 
 
+@since_it_was_made
+def test_a_file_of_several_types_is_as_large_as_is_said() -> None:
+    fitted = [file for file in FILES.values() if file.fitted]
+    assert fitted
+    assert not [file.name for file in fitted if abs(file.nbytes / bytes_said(file.said) - 1) > 0.01 or file.confirmed]
+
+
 def shapes_of(file: PublicFile) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
     return {name: (tensor.shape, tensor.dtype) for name, tensor in file.tensors().items()}
 
