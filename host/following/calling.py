@@ -70,7 +70,7 @@ class Nodes:
         if node is None:
             raise NotFollowed(f"{kind} is not in this ComfyUI")
         function: Callable[..., Any] = getattr(node, "execute", None) or getattr(node(), node.FUNCTION)
-        given = with_choices(node, inputs)
+        given = with_choices(node, _that_it_has(node, inputs))
         try:
             inspect.signature(function).bind(**given)
         except TypeError as error:
@@ -79,6 +79,12 @@ class Nodes:
 
     def _class(self, kind: str) -> Any:
         return self.ours.get(kind) or node_classes().get(kind)
+
+
+def _that_it_has(node: Any, inputs: Inputs) -> dict[str, Any]:
+    """Without those that the node does not have, which the host leaves out too: a newer one's, in a workflow of its."""
+    known = {name for group in node.INPUT_TYPES().values() for name in group}
+    return {name: value for name, value in inputs.items() if name.partition(".")[0] in known}
 
 
 def is_ours(kind: str) -> bool:

@@ -381,10 +381,10 @@ def test_a_fault_of_our_own_code_goes_up(error: type[Exception], monkeypatch: py
 
 
 def test_an_answer_that_is_incomplete_is_no_yes(base: Path) -> None:
-    result = estimate(behind_the_decode("SAM3_Detect"), base, "--vram", "24")
+    result = estimate(behind_the_decode("SAM3_VideoTrack"), base, "--vram", "24")
     assert result.returncode == 2
     assert "INCOMPLETE: some of what takes memory was not followed" in result.stdout
-    assert "SAM3_Detect is not known" in result.stdout
+    assert "SAM3_VideoTrack is not known" in result.stdout
 
 
 def test_every_neutral_node_is_the_hosts() -> None:

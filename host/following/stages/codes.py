@@ -15,6 +15,7 @@ from typing import Any
 import comfy.utils
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 
 from ...prediction.host_answers import answering, replaced
 
@@ -34,11 +35,19 @@ def codes_counted() -> Iterator[None]:
     ends = types.FunctionType(write.__code__, given, write.__name__, write.__defaults__, write.__closure__)
 
     def first_and_last(model: Any, *args: Any, max_new_tokens: int, **settings: Any) -> list[int]:
-        hook = model.transformer.register_forward_pre_hook(_to_the_last, with_kwargs=True)
+        passes: list[bool] = []
+        hooks = (
+            model.transformer.register_forward_pre_hook(_to_the_last, with_kwargs=True),
+            model.transformer.register_forward_hook(lambda *_: passes.append(True)),
+        )
         try:
             ends(model, *args, max_new_tokens=max_new_tokens, **settings)
+        except DataDependentOutputException:  # newer hosts read the codes at the end, from the card
+            if len(passes) < len(_ends(max_new_tokens)):
+                raise
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
         return [0] * max_new_tokens
 
     with answering({}), replaced(module, WRITES, first_and_last), replaced(comfy.utils, BAR, _ends):
@@ -50,9 +59,9 @@ def _ends(passes: int, **_: Any) -> tuple[int, ...]:
 
 
 def _to_the_last(part: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[Any, Any] | None:
-    """The pass after the first has the keys and values of all before the last."""
+    """The pass after the first has the keys and values of all before the last. In newer hosts it has room for all."""
     kept = given.get("past_key_values") or ()
-    if not kept or kept[0][2] == 0:
+    if not kept or not isinstance(kept[0], tuple) or kept[0][2] == 0:
         return None
     whole = kept[0][0].shape[2]
     given["past_key_values"] = [(keys, values, whole - 1) for keys, values, _ in kept]
