@@ -301,7 +301,7 @@ def behind_the_decode(kind: str, **inputs: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("models")
-@pytest.mark.parametrize("kind", ["ImageUpscaleWithModel", "SAM3_Detect", "SomebodysUpscaler"])
+@pytest.mark.parametrize("kind", ["ImageUpscaleWithModel", "SAM3_VideoTrack", "SomebodysUpscaler"])
 def test_what_may_take_memory_and_is_not_followed_leaves_it_incomplete(kind: str) -> None:
     """It counted as complete as long as samplers, texts and VAEs were followed."""
     run = DryRun(behind_the_decode(kind), named_card("sm86", 8.0)).run()

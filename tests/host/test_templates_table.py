@@ -42,10 +42,10 @@ def test_a_template_of_a_small_model_fits_everywhere(folder: Path) -> None:
 
 def test_one_that_computes_elsewhere_is_told_from_one_that_is_not_followed(folder: Path) -> None:
     assert looked_at(folder, "api_bfl_flux_1_kontext_pro_image") == {"local": False}
-    segments = looked_at(folder, "utility_image_segment_sam3")
-    assert segments["local"]
-    assert not segments["whole"]
-    assert "SAM3_Detect" in " ".join(segments["why"])
+    drawn = looked_at(folder, "basic_image_color_adjustment")
+    assert drawn["local"]
+    assert not drawn["whole"]
+    assert "GLSLShader" in " ".join(drawn["why"])
 
 
 def test_one_that_takes_no_memory_of_a_card_is_whole(folder: Path) -> None:
