@@ -81,6 +81,7 @@ INTERNALS: tuple[Internal, ...] = (
     ),
     Internal("comfy.ldm.modules.attention:optimized_attention", "a training's attention is not named"),
     Internal("comfy.ldm.modules.attention:optimized_attention_masked", "audio encoders are counted as on this machine"),
+    Internal("comfy.nested_tensor:NestedTensor", "a video and its sound are not followed together"),
     Internal("comfy.quant_ops:QUANT_ALGOS", "weights are not cast to scaled formats"),
     Internal("comfy.quant_ops:QuantizedTensor", "weights are not cast to scaled formats"),
     Internal("comfy.ops:mixed_precision_ops", "weights are not cast to scaled formats"),

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from .compat import latent_for
+from .internals import find
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -36,9 +37,9 @@ def first_part(latent: Any) -> Tensor:
     return parts_of(latent)[0]
 
 
-def like(latent: Any, parts: Sequence[Tensor]) -> Any:
-    """Parts in the form of a latent that has as many."""
-    return type(latent)(list(parts)) if is_nested(latent) else parts[0]
+def joined(parts: Sequence[Tensor]) -> Any:
+    """Parts as one latent: nested where there are several."""
+    return find("comfy.nested_tensor:NestedTensor")(list(parts)) if len(parts) > 1 else parts[0]
 
 
 def packed_shape(shapes: Sequence[torch.Size]) -> torch.Size:
@@ -56,13 +57,13 @@ def told_shapes(shapes: Sequence[torch.Size]) -> dict[str, Any]:
 
 def shapes_in_model(model: ModelPatcher, latent: Mapping[str, Any]) -> list[torch.Size]:
     """Of a LATENT's parts. An empty one that has one part takes the channels and the scale that the model wants, as in
-    the host's samplers."""
+    the host's samplers, which of some models have several parts."""
     samples = latent["samples"]
     if is_nested(samples):
         return [part.shape for part in parts_of(samples)]
     if isinstance(samples, FakeTensor):
         samples = torch.zeros(()).expand(samples.shape)
-    return [latent_for(model, {**latent, "samples": samples}).shape]
+    return [part.shape for part in parts_of(latent_for(model, {**latent, "samples": samples}))]
 
 
 def mask_numbers(mask: Any, shapes: Sequence[torch.Size]) -> Tensor | None:

@@ -120,7 +120,9 @@ def as_sampled(question: Question) -> Question:
         if question.vae is not None:
             check_latent_of(question.vae, first_part(samples))
         return question
-    (shape,) = shapes_in_model(question.model, latent)
+    shape, *others = shapes_in_model(question.model, latent)
+    if others:  # its sampler makes more of it than the latent has
+        return question
     fixed = samples if shape == samples.shape else samples.new_zeros(()).expand(shape)
     if question.vae is not None:
         check_latent_of(question.vae, fixed)

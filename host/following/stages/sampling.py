@@ -12,7 +12,7 @@ from ....graph.settings import FitSettings
 from ....memory.prediction import THIS_MACHINE, Stage, named_card
 from ....memory.render import why_nothing_fits
 from ...core.device import GB
-from ...core.latents import first_part, like, shapes_in_model
+from ...core.latents import first_part, joined, shapes_in_model
 from ...planning.fit import apply_fit, find_fit
 from ...prediction.header_loading import loading_headers
 from ...prediction.stages import Question, notes_of, sampling_stage, sampling_stages
@@ -111,7 +111,7 @@ def sample(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     found.add(stage)
     shapes = shapes_in_model(asked.model, latent)  # a picture for a video's model comes back as a video of one frame
     with found.mode:
-        result = {**latent, "samples": like(latent["samples"], [torch.empty(shape) for shape in shapes])}
+        result = {**latent, "samples": joined([torch.empty(shape) for shape in shapes])}
     return result, result
 
 
