@@ -24,6 +24,7 @@ from headroom.host.prediction.host_answers import attending, free_memory_answer
 from headroom.host.workflow.dry_run import DryRun
 from headroom.memory.prediction import Stage, fake_tree, named_card
 
+from ..nightly import some_of
 from .one_step import CPU
 from .test_catalogue import since_it_was_made
 from .test_prediction import this_cpu
@@ -255,7 +256,7 @@ class TestPictures:
         assert [len(one) for one in boxes] == [1, 1]
         assert (boxes[0][0]["width"], boxes[0][0]["height"]) == (128, 96)
 
-    @pytest.mark.parametrize(("pictures", "individual", "passes"), [(1, False, 1), (2, True, 0)])
+    @pytest.mark.parametrize(("pictures", "individual", "passes"), some_of([(1, False, 1), (2, True, 0)], 2))
     def test_segments(self, pictures: int, individual: bool, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """The one that is refined may be as large as the picture; all that the detector sees is kept."""
         of_two = [{"cond": torch.randn(1, 32, 64), "attention_mask": None, "max_detections": count} for count in (1, 2)]
