@@ -257,6 +257,14 @@ class TestSound:
         assert latent["samples"].shape == vae.encode(taken).shape
 
 
+def test_of_both_the_video_is_decoded_to_pictures() -> None:
+    vae = load_vae("ltx")
+    _, (alone,) = followed("VAEDecode", samples={"samples": torch.zeros(VIDEO)}, vae=vae)
+    found, (pictures,) = followed("VAEDecode", samples={"samples": both()}, vae=vae)
+    assert pictures.shape == alone.shape
+    assert [stage.work for stage in found.stages] == ["decode"]
+
+
 @pytest.mark.parametrize("resampler", [True, False])
 def test_a_network_that_upsamples_latents(resampler: bool) -> None:
     kind, layers = find("comfy.ldm.lightricks.latent_upsampler:LatentUpsampler"), find("comfy.ops:disable_weight_init")

@@ -24,7 +24,8 @@ from ..inputs import Inputs, of_the_workflow, vae_settings
 def code(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """Decodes to an IMAGE or encodes to a LATENT, in whichever way the node asks for."""
     vae, encodes = inputs.vae(), kind in ENCODES
-    x = inputs.pixels() if encodes else inputs.latent("samples")["samples"]
+    # Of a video and its sound the video is decoded, as by the host.
+    x = inputs.pixels() if encodes else first_part(inputs.latent("samples")["samples"])
     widgets = inputs.without("vae", "pixels", "samples")
     if kind.startswith("Headroom"):
         vae, widgets = low_memory_vae(vae, vae_settings(kind, widgets)), {}

@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from ....memory.prediction import CannotPredict, Card, Stage, fake_copy
 from ...core.internals import find
+from ...core.latents import first_part
 from ...measure.calibrated import workspaces_for
 from ...prediction.encoders import HeldNetwork, predict_network
 from ...prediction.host_answers import modules_with, one_of_each_tile, replaced
@@ -236,7 +237,8 @@ def decode_volume(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """A grid of a shape's inside and outside, which nothing but a mesh is made of."""
     names = ("num_chunks", "octree_resolution")
     options = {name: int(inputs.number(name)) for name in names if name in inputs}
-    found.add(coding_stage(Coding(inputs.vae(), inputs.latent("samples")["samples"], options=options), found.card))
+    latent = first_part(inputs.latent("samples")["samples"])
+    found.add(coding_stage(Coding(inputs.vae(), latent, options=options), found.card))
     return NOTHING
 
 
