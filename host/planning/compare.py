@@ -21,6 +21,7 @@ from ...memory.render.comparison_chart import draw_comparison
 from ..core.compat import interruptions, is_out_of_memory, latent_for, unload_with_clones
 from ..core.device import describe_machine
 from ..core.given import check_latent
+from ..core.latents import is_nested
 from ..core.wrapper_kinds import OUTER_SAMPLE
 from ..measure.wrappers import ROW, WRAPPER_KEY, wrap
 from ..sampling.one_step import middle_sigma, relative_noise, sample_one_step
@@ -94,7 +95,7 @@ def _latent(work: Work) -> Tensor:
         ValueError: several latents in one, or a latent that this model does not sample.
     """
     latent = work.samples["samples"]
-    if getattr(latent, "is_nested", False):
+    if is_nested(latent):
         raise ValueError(
             "samples: a latent of video and sound together cannot be compared; connect one of a picture or a video"
         )

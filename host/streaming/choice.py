@@ -10,6 +10,7 @@ from torch import Tensor
 from ...memory import Row
 from ...vae import Direction
 from ..chunks.families import chunks_of
+from ..core.latents import first_part
 from ..vae.coding import Coder
 from ..vae.directions import Decode
 from ..vae.preview import Watch
@@ -42,9 +43,7 @@ class Decoding:
         Raises:
             ValueError: a VAE that has its own way, a latent that is not of this VAE.
         """
-        latent = samples["samples"]
-        if getattr(latent, "is_nested", False):
-            latent = latent.unbind()[0]
+        latent = first_part(samples["samples"])
         settings = VAESettings(method="exact", vram_budget_gb=vram_budget_gb, frames_on_disk=True)
         low = low_memory_vae(vae, settings)
         if not is_tileable(low):

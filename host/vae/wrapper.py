@@ -10,6 +10,7 @@ import comfy.sd
 from torch import Tensor
 
 from ..attention.in_vae import with_attention_in_strips
+from ..core.latents import first_part
 from .coding import Coder
 from .directions import Decode, Encode
 from .settings import VAESettings
@@ -103,8 +104,5 @@ def decode_latent(vae: Any, samples: dict[str, Any]) -> Tensor:
     Raises:
         ValueError: a latent that does not fit the VAE.
     """
-    latent = samples["samples"]
-    if getattr(latent, "is_nested", False):
-        latent = latent.unbind()[0]
-    images = vae.decode(latent)
+    images = vae.decode(first_part(samples["samples"]))
     return images.reshape(-1, *images.shape[-3:]) if images.ndim == 5 else images
