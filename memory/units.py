@@ -1,10 +1,11 @@
-"""Sizes as people read them. GB and MB are of 2^30 and 2^20 bytes."""
+"""Sizes and times as people read them. GB and MB are of 2^30 and 2^20 bytes."""
 
 from __future__ import annotations
 
 GB = 2**30
 MB = 2**20
 TENTHS_BELOW = 16 * GB
+MINUTE, HOUR = 60, 3600
 
 
 def format_bytes(count: float) -> str:
@@ -17,3 +18,17 @@ def format_gb(count: float) -> str:
     if count < GB:
         return f"{count / GB:.2g} GB"
     return f"{round(count / GB, 1 if count < TENTHS_BELOW else 0):g} GB"
+
+
+def format_seconds(seconds: float) -> str:
+    """As "40 ms", "1.2 s", "34 s", "2 min 5 s", "1 h 20 min"."""
+    if seconds < 0.1:
+        return f"{1000 * seconds:.2g} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < MINUTE:
+        return f"{whole} s"
+    if whole < HOUR:
+        return f"{whole // MINUTE} min {whole % MINUTE} s"
+    return f"{whole // HOUR} h {whole % HOUR // MINUTE} min"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ...memory.accelerator import is_here
-from ...memory.prediction import Card, LiveBytes
+from ...memory.prediction import Card, LiveBytes, repeated
 from ..core.internals import find
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -246,14 +247,27 @@ def _tiled(
     result = torch.empty((samples.shape[0], out_channels, *lengths), device=output_device)
     part = corner(samples[:1], sizes)
     if part.shape[2:] == samples.shape[2:]:
-        function(part).to(output_device)
+        with repeated(samples.shape[0]):
+            function(part).to(output_device)
         return result
     shares = torch.empty((1, 1, *lengths), device=output_device)
-    done = function(part).to(output_device)
-    mask = torch.empty((1, 1, *done.shape[2:]), device=output_device)
-    _ = done * mask
+    with repeated(samples.shape[0] * _tiles(samples.shape[2:], sizes, overlap)):
+        done = function(part).to(output_device)
+        mask = torch.empty((1, 1, *done.shape[2:]), device=output_device)
+        _ = done * mask
     del shares
     return result
+
+
+def _tiles(lengths: Sequence[int], sizes: Sequence[int], overlap: Any) -> float:
+    """How many whole tiles the host goes through: each begins ``size - overlap`` after the one before, and those at the
+    end of a side are cut off there."""
+    overlaps = overlap if isinstance(overlap, (tuple, list)) else [overlap] * len(sizes)
+    counts = []
+    for length, size, shared in zip(lengths, sizes, overlaps):
+        starts = range(0, length - shared, size - shared) if length > size else [0]
+        counts.append(sum(min(size, length - start) for start in starts) / size)
+    return math.prod(counts)
 
 
 def _scaled(length: int, scale: Any, downscale: bool) -> int:

@@ -16,6 +16,7 @@ from ..core.device import GB, memory_budget
 from ..core.given import check_latent, check_latent_of
 from ..core.latents import first_part, is_nested, packed_shape, shapes_in_model
 from ..measure.calibrated import workspaces_for
+from ..measure.speeds import kind_of, kind_of_sampling, with_speed
 from ..offload.budget import budget_of, least_weights
 from ..sampling.conditioning import usual_conditioning
 from .encoders import predict_text
@@ -89,7 +90,7 @@ def chosen_card(gpu: str, vram_gb: float, device: torch.device) -> Card:
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     plain = device.type == "cuda" and not has_own_kernels()
     threads = torch.get_num_threads()
-    return Card(device_name(device), device, total, capability, reserved, threads, found, plain=plain)
+    return with_speed(Card(device_name(device), device, total, capability, reserved, threads, found, plain=plain))
 
 
 def own_card(device: torch.device) -> Card:
@@ -169,6 +170,8 @@ def sampling_stage(question: Question, card: Card) -> Stage:
         None if budget is None else budget.weights + more,
         model=id(model.model),
         beside=more,
+        kind=kind_of_sampling(model),
+        times=0.0,
     )
     try:
         return replace(
@@ -213,8 +216,9 @@ def text_stage(clip: Any, card: Card) -> Stage:
     """The text encoder, with a prompt of usual length."""
     weights = int(clip.patcher.model_size())
     stage = Stage(
-        "text", Prediction(weights, 0), weights, least_weights(clip.patcher, 0), model=id(clip.cond_stage_model)
-    )
+        "text", Prediction(weights, 0), weights, least_weights(clip.patcher, 0), model=id(clip.cond_stage_model),
+        kind=kind_of("text", clip.cond_stage_model, min(map(str, clip.cond_stage_model.dtypes), default="")),
+    )  # fmt: skip
     try:
         found = kept(
             clip.cond_stage_model,
@@ -236,7 +240,10 @@ def coding_stage(coding: Coding, card: Card) -> Stage:
         return predict_coding(coding, card, workspaces_for(card))
 
     weights = int(vae.patcher.model_size())
-    stage = Stage(coding.work, Prediction(weights, 0), weights, weights, model=id(vae.first_stage_model))
+    stage = Stage(
+        coding.work, Prediction(weights, 0), weights, weights, model=id(vae.first_stage_model),
+        kind=kind_of(coding.work, vae.first_stage_model, vae.vae_dtype),
+    )  # fmt: skip
     try:
         found = kept(vae.first_stage_model, coding_key(coding, card), predicted)
         return replace(stage, prediction=found.prediction, method=found.method)

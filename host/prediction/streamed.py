@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...memory.prediction import Card, Prediction
+from ...memory.prediction import Card, Prediction, repeated
 from ...memory.units import format_bytes
 from ...vae import Direction
 from ...vae.exact.chunked import ALIKE
@@ -71,18 +71,21 @@ def _first_chunks(kind: type[Chunks], module: Any, x: Tensor) -> None:
     Where chunks look ahead the last one is another, and all of a shorter video are run.
     """
     chunks, most = kind(module, x.shape[2]), ALIKE
+    whole = len(chunks.borders)
     parts = head_of(chunks, x, lambda x: x, _placeholder)
     if kind.looks_ahead:
         step = chunks.borders[0][1]
         frames = min(x.shape[2], ALIKE * step + x.shape[2] % step)
         parts, chunks, most = [part[:, :, :frames] for part in parts], kind(module, frames), ALIKE + 1
     given: Tensor | None = None
-    for start, stop in chunks.borders[:most]:
+    for number, (start, stop) in enumerate(chunks.borders[:most]):
         of_chunk = [part[:, :, start:stop] for part in parts]
         brought = (part.to(x.device) if chunks.has_head else part.clone() for part in of_chunk)
-        for piece in chunks.handed(*brought):
-            given = piece.new_empty(()).expand(*piece.shape[:2], chunks.given, *piece.shape[3:])
-            del piece
+        last = number == most - 1
+        with repeated(1 + whole - len(chunks.borders[:most]) if last else 1):
+            for piece in chunks.handed(*brought):
+                given = piece.new_empty(()).expand(*piece.shape[:2], chunks.given, *piece.shape[3:])
+                del piece
     if chunks.has_tail and given is not None:
         chunks.tail(given.clone() if x.device.type != "cpu" else given)
 

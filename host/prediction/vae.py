@@ -25,7 +25,9 @@ from ...memory.prediction import (
     fake_tensor,
     name_modules,
     predict,
+    repeated,
 )
+from ...memory.speed.kernels import flops_of, scaled
 from ...vae import TilePlan
 from ...vae.exact.planning.remembered import share_plans
 from ..core.internals import find
@@ -34,11 +36,11 @@ from ..vae.coding import Coder
 from ..vae.directions import Decode, Encode
 from ..vae.geometry import Geometry
 from ..vae.wrapper import LowMemoryVAE, is_tileable
-from ..video.along import hand_on
+from ..video.along import hand_on, is_chunked
 from .host_answers import answering, attending, card_answers, corner, free_memory_answer, one_of_each_tile
 
 VOLUME = "geo_decoder"  # of an autoencoder of shapes, which asks it about a few thousand points at a time
-FEW = 3
+FEW = FRAMES = 3  # calls of it that are followed; frames of a video's latent that are, for the kernels of all
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ class Coding:
 
 @dataclass(frozen=True)
 class CodingPrediction:
-    """A prediction, and by what method the work would be done."""
+    """A prediction, and the method."""
 
     prediction: Prediction
     method: str
@@ -90,18 +92,23 @@ def predict_coding(coding: Coding, card: Card, workspaces: Workspaces = DOCUMENT
         stand_in = _StandIn.of(coding.vae, mode, card, workspaces)
         with mode:
             x = fake_tensor(coding.x, stand_in.vae.output_device)
-            method, run, planned = stand_in.work(coding, x)
+            way = stand_in.work(coding, x)
         weights = [*stand_in.vae.first_stage_model.parameters(), *stand_in.vae.first_stage_model.buffers()]
+        planned, run = way.planned, way.run
         held = workspaces if planned is None else as_planned(workspaces, stand_in.vae.vae_dtype)
         with attending(card):
             found = predict(mode, card, weights, run, held, given=x)
+            if way.whole is not None:
+                work = predict(mode, card, weights, way.whole, given=x).work
+                again = max(1.0, planned.flops / max(1, flops_of(work))) if planned is not None else 1.0
+                found = replace(found, work=scaled(work, again))
     if planned is not None and not planned.seen_by(found):
         peak = planned.peak
         found = replace(
             found, activations=peak, live=peak, operator="strips, as planned", module="", timeline=(peak,),
             bound=True,
         )  # fmt: skip
-    return CodingPrediction(found, method)
+    return CodingPrediction(found, way.method)
 
 
 def predict_work(vae: Any, x: Tensor, card: Card, work: Callable[[Any, Tensor], Any]) -> Prediction:
@@ -154,13 +161,13 @@ class _StandIn:
             volume.forward = _a_few_of(volume.forward)
         return stand_in
 
-    def work(self, coding: Coding, x: Tensor) -> Way:
+    def work(self, coding: Coding, x: Tensor) -> _Way:
         """How it would be done, the work to follow, and what is planned already."""
         if not isinstance(self.vae, LowMemoryVAE) or not is_tileable(self.vae):
             if coding.tiles is None:
                 options = {} if coding.options is None else {"vae_options": coding.options}
-                return "in one piece", self._call(coding.work, x, **options), None
-            return f"core's tiles, {coding.tiles}", self._call(f"{coding.work}_tiled", x, **coding.tiles), None
+                return _Way("in one piece", self._call(coding.work, x, **options))
+            return _Way(f"core's tiles, {coding.tiles}", self._call(f"{coding.work}_tiled", x, **coding.tiles))
         coder = Coder(Encode(self.vae) if coding.encodes else Decode(self.vae, {}), self.workspaces)
         x = coder.geometry.prepare(x)
         to_file = coding.file_budget_gb is not None
@@ -184,74 +191,91 @@ class _StandIn:
 
 @dataclass
 class _Planned:
-    """Strips as planned.
-
-    Attributes:
-        peak: bytes that they stay within.
-        left: the highest planned peak of the passes that were not followed; None: none was.
-    """
+    """Strips as planned: bytes that they stay within, the highest planned peak of the passes that were not followed
+    (None: none was), and operations of all slices (0: of chunks, which compute little again)."""
 
     peak: int
     left: int | None = None
+    flops: float = 0.0
 
     def seen_by(self, found: Prediction) -> bool:
         """Whether what was followed holds the peak."""
         return self.left is not None and found.live >= self.left
 
 
-Way = tuple[str, Callable[[LiveBytes], Any], _Planned | None]
+@dataclass(frozen=True)
+class _Way:
+    """How an encode or decode would be done: the work to follow, what is planned already, and, where ``run`` is not all
+    of it, other work that has the same kernels (``whole``)."""
+
+    method: str
+    run: Callable[[LiveBytes], Any]
+    planned: _Planned | None = None
+    whole: Callable[[LiveBytes], Any] | None = None
 
 
 @dataclass(frozen=True)
 class _Foretold:
-    """The ways of a low-memory VAE, as functions of the tracker that follows them.
-
-    Attributes:
-        coder: of a VAE without data.
-        followed: makes such a function of a call.
-        follow: as of :class:`Coding`.
-        to_file: frames are handed on; where the host has chunks of them, strips are of these from the start.
-    """
+    """The ways of a low-memory VAE without data, of which ``followed`` makes functions of the tracker; ``to_file``:
+    frames are handed on, in the host's chunks where it has some."""
 
     coder: Coder
     followed: Callable[[Callable[[], Any]], Callable[[LiveBytes], Any]]
     follow: bool
     to_file: bool = False
 
-    def in_one_piece(self, x: Tensor, whole: TilePlan, row: Row) -> Way:
+    def in_one_piece(self, x: Tensor, whole: TilePlan, row: Row) -> _Way:
         """The module itself on the first slice."""
+        return _Way("in one piece", self.followed(lambda: self._slices(x)))
+
+    def _slices(self, x: Tensor) -> Tensor:
+        """The first slice, whose kernels count for all."""
+        geometry = self.coder.geometry
+        with repeated(geometry.slices(x)):
+            return geometry.tile(x[: geometry.slice_step(x)])
+
+    def _few_frames(self, x: Tensor) -> None:
+        """The module itself on a video's first frames: strips have the same kernels, as often as there are frames."""
         geometry = self.coder.geometry
         first = x[: geometry.slice_step(x)]
-        return "in one piece", self.followed(lambda: geometry.tile(first)), None
+        few = first[:, :, :FRAMES] if first.ndim == 5 else first
+        with repeated(geometry.slices(x) * geometry.output_bytes(first) / geometry.output_bytes(few)):
+            geometry.tile(few)
 
-    def in_strips(self, x: Tensor, row: Row) -> Way:
+    def in_strips(self, x: Tensor, row: Row) -> _Way:
         """The plan for the first slice, and where that is asked for and tells more, the passes that matter."""
         geometry, strips = self.coder.geometry, self.coder.strips
         first = x[: geometry.slice_step(x)]
-        exact = strips.exact_pass(x, row)
+        exact, whole = strips.exact_pass(x, row), self.followed(lambda: self._few_frames(x))
         if self.to_file and exact.chunks is not None:
             exact.along, exact.hold, exact.handed_on = "chunks", geometry.hold, True
             peak = exact.plan(lambda run: hand_on(run, geometry.vae, x))
-            return "exact, in strips", lambda tracker: None, _Planned(peak)
+            return _Way("exact, in strips", lambda tracker: None, _Planned(peak), whole)
         planned = _Planned(exact.plan(lambda run: geometry.recorded(run, first)) + strips.gathered_bytes(x))
+        planned.flops = 0.0 if is_chunked(exact.along) else exact.flops * geometry.slices(x)
         # A narrower store looks at its data; beside several slices there is what they gather.
         if not self.follow or exact.store is not None or first.shape[0] < x.shape[0]:
-            return "exact, in strips", lambda tracker: None, planned
+            return _Way("exact, in strips", lambda tracker: None, planned, whole)
 
         def passes() -> None:
             planned.left = exact.follow(lambda run: geometry.recorded(run, first))
 
-        return "exact, in strips", self.followed(passes), planned
+        return _Way("exact, in strips", self.followed(passes), planned, whole)
 
-    def in_tiles(self, x: Tensor, row: Row) -> Way:
+    def in_tiles(self, x: Tensor, row: Row) -> _Way:
         """The largest tile of the first slice, beside the picture that tiles are blended into."""
         geometry, plan = self.coder.geometry, self.coder.tiles.plan(x)
         first = x[: geometry.slice_step(x)]
         if plan.tiles == 1:
-            return "feathered, 1 tiles", self.followed(lambda: geometry.tile(first)), None
+            return _Way("feathered, 1 tiles", self.followed(lambda: self._slices(x)))
         part = corner(first, geometry.tile_shape(first, plan.tile_cells)[2:])
-        work = self.followed(lambda: (_blended(geometry, x), geometry.tile(part)))
-        return f"feathered, {plan.tiles} tiles", work, None
+
+        def one_tile() -> Any:
+            picture = _blended(geometry, x)
+            with repeated(geometry.slices(x) * plan.tiles):
+                return picture, geometry.tile(part)
+
+        return _Way(f"feathered, {plan.tiles} tiles", self.followed(one_tile))
 
 
 def _blended(geometry: Geometry, x: Tensor) -> Tensor:
@@ -261,12 +285,15 @@ def _blended(geometry: Geometry, x: Tensor) -> Tensor:
 
 def _a_few_of(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A decoder of points that computes the first calls, and only makes room for the results of all others."""
-    first: list[Tensor] = []
+    first, again = list[Tensor](), list[Callable[[], None]]()
 
     def decoded(*args: Any, queries: Tensor, **kwargs: Any) -> Tensor:
         if len(first) < FEW:
-            first.append(forward(*args, queries=queries, **kwargs))
+            with repeated() as once_more:
+                first.append(forward(*args, queries=queries, **kwargs))
+            again.append(once_more)
             return first[-1]
+        again[-1]()
         shape = (*queries.shape[:2], *first[0].shape[2:])
         return torch.empty(shape, dtype=first[0].dtype, device=first[0].device)
 

@@ -19,6 +19,7 @@ from ...memory.prediction import DOCUMENTED, Card, LiveBytes, fake_mode, predict
 from ...memory.prediction.autocast import CudaAutocast
 from ...memory.prediction.fused_attention import FusedAttention
 from ...memory.prediction.fused_norm import FusedRMSNorm
+from ...memory.speed.kernels import flops_of
 from ...training import BlockCost, CheckpointedChain, WrittenPlaces
 from ..prediction.host_answers import answering
 from .nested import looks_of, shapes_in, tensors_in, with_tensors, without_data
@@ -192,14 +193,14 @@ def _measured(
         return tensor.clone()  # as the block before gave it: nobody may write to a leaf
 
     args, kwargs = with_tensors(as_given, (args, kwargs))
-    start, flops = tracker.live, tracker.flops
+    start, before = tracker.live, flops_of(tracker.work)
     so_far = tracker.begin_stretch()
     result = CheckpointedChain((), written).run(0, forward, *args, **kwargs)
     given = [one for one in tree_leaves(result) if isinstance(one, Tensor) and one.requires_grad]
-    saved, forwards, forward_flops = tracker.live - start, most(tracker) - start, tracker.flops - flops
+    saved, forwards, forward_flops = tracker.live - start, most(tracker) - start, flops_of(tracker.work) - before
     tracker.end_stretch(so_far)
     sizes = sum(one.nbytes for one in given)
-    flops = tracker.flops
+    before = flops_of(tracker.work)
     learnt = [one for one in trainable(given) if all(one is not other for other in into)]
     end = _End.apply(*given)
     shapes = with_tensors(looks_of, result)
@@ -210,7 +211,7 @@ def _measured(
     so_far = tracker.begin_stretch()
     entering = max(0, sum(one.nbytes for one in into) - copied)
     kept = torch.autograd.grad(end, [*into, *learnt], allow_unused=True)
-    back, backward_flops = most(tracker) - start, tracker.flops - flops
+    back, backward_flops = most(tracker) - start, flops_of(tracker.work) - before
     tracker.end_stretch(so_far)
     del kept
     cost = BlockCost(

@@ -46,13 +46,8 @@ Run = TypeVar("Run", bound=ExactRun)
 
 
 class StripCoder:
-    """Encodes or decodes a batch in strips of rows: the result of one piece, up to float rounding.
-
-    Args:
-        geometry: the direction.
-        room: on the VAE's device.
-        workspaces: what kernels hold inside on that device; None: as it was measured there, or documented.
-    """
+    """Encodes or decodes a batch in strips of rows: the result of one piece, up to float rounding. ``workspaces``: what
+    kernels hold inside on the VAE's device; None: as it was measured there, or documented."""
 
     def __init__(self, geometry: Geometry, room: Room, workspaces: Workspaces | None = None) -> None:
         self.geometry, self.room, self.vae, self.workspaces = geometry, room, geometry.vae, workspaces
@@ -135,6 +130,7 @@ class ExactPass:
         plans: what was planned for a shape, so that an equal slice, or later run, need not be planned again.
         report: of the last slice that ran.
         planned: peak of the last schedule, whether or not memory sufficed.
+        flops: operations of a slice as planned, what is computed again included.
     """
 
     vae: Any
@@ -155,6 +151,7 @@ class ExactPass:
     plans: dict[Any, Any] = field(default_factory=dict)
     report: Report | None = None
     planned: float = float("inf")
+    flops: float = 0.0
 
     def run(self, call: Callable[[ExactRun], Tensor], on_strip: Callable[[float, Tensor | None], None]) -> Tensor:
         """Runs a slice, with less memory if it runs out.
@@ -239,10 +236,12 @@ class ExactPass:
             NotExact, DoesNotFit: as for :meth:`run`.
         """
         try:
-            return self.without_data(call, PlannedRun).report.peak
+            report = self.without_data(call, PlannedRun).report
         except DoesNotFit as error:
             self._turn_to_frames(call, error)
-            return self.without_data(call, PlannedRun).report.peak
+            report = self.without_data(call, PlannedRun).report
+        self.flops = sum(schedule.flops for schedule in report.schedules)
+        return report.peak
 
     def follow(self, call: Callable[[ExactRun], Tensor]) -> int | None:
         """Goes through the passes that take most, for a tracker to see.

@@ -10,7 +10,7 @@ from .fake import fake_copy, fake_mode, fake_tensor, fake_tree, name_modules, pl
 from .forecast import Forecast, Stage, Verdict
 from .giving_up import GivenUp, is_asked, require_wanted, while_wanted
 from .known_numbers import CountingModules, has_stated_zeros, state_zeros
-from .live_bytes import LiveBytes
+from .live_bytes import LiveBytes, repeated
 from .numbers import forecast_numbers
 from .plans import QUALITIES, Fit, Loss, SamplingPlan, VAEPlan, choose
 from .predict import CannotPredict, Prediction, explained, predict
@@ -58,6 +58,7 @@ __all__ = [
     "named_card",
     "plain_tensors",
     "predict",
+    "repeated",
     "require_wanted",
     "state_zeros",
     "while_wanted",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
 from ..accelerator import has_own_memory
+from ..speed import Speed, documented
 from ..units import format_gb
 
 GB = 2**30
@@ -32,6 +33,7 @@ class Card:
             the operators that they call.
         stands_for: a card that is not in this machine, whose work this one's operators are followed for: what kernels
             hold inside is by its rule.
+        measured: how fast it is, where that was measured; None: by its maker's figures.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Card:
     found: int = 0
     plain: bool = False
     stands_for: Card | None = None
+    measured: Speed | None = field(default=None, compare=False, repr=False)
 
     @property
     def seen(self) -> int:
@@ -64,6 +67,13 @@ class Card:
         """Whether CUDA's kernels and libraries run on it, or ROCm's, which go by the same name: for no others is it
         documented how much memory kernels take."""
         return self.device.type == "cuda"
+
+    @property
+    def speed(self) -> Speed:
+        """How fast it is: as measured, or as documented."""
+        if self.measured is not None:
+            return self.measured
+        return documented(self.name, self.total, self.capability, self.threads if self.device.type == "cpu" else 0)
 
     @property
     def opens(self) -> bool:

@@ -37,6 +37,9 @@ class Stage:
         model: which one it is, by any number: stages of one model share its weights. 0: told apart by their work.
         beside: bytes of the weights that are those of networks beside its model, which no budget of a node limits.
         node: the id of the node in a workflow that does it; empty where it is not of one.
+        kind: of its model, by which is known how long such a one took here: its class, its work and its dtype.
+        times: how often it is done, as of a sampling's step; 0: nobody has said.
+        ahead: its weights are copied while it computes, and not between.
     """
 
     work: str
@@ -49,6 +52,9 @@ class Stage:
     model: int = 0
     beside: int = 0
     node: str = ""
+    kind: str = ""
+    times: float = 1.0
+    ahead: bool = False
 
     @property
     def activations(self) -> int:
@@ -137,6 +143,30 @@ class Forecast:
         room = max(self.allowed - stage.activations, 0)
         resident = min(stage.resident, room) if stage.least <= self.allowed else stage.resident
         return max(0, stage.weights - resident)
+
+    def computing(self, stage: Stage) -> float:
+        """Seconds that a stage computes, each time; 0 where its kernels are not known."""
+        return self.card.speed.seconds(stage.prediction.work, stage.kind)
+
+    def copying(self, stage: Stage) -> float:
+        """Seconds in which its weights come over the link, each time."""
+        return self.card.speed.copied(self.streamed(stage) * stage.prediction.calls)
+
+    def seconds_each(self, stage: Stage) -> float:
+        """Seconds that a stage takes, each time it is done."""
+        computing, copying = self.computing(stage), self.copying(stage)
+        return max(computing, copying) if stage.ahead else computing + copying
+
+    @property
+    def seconds(self) -> float:
+        """Of all stages whose kernels are known, and of which is known how often each is done; reading files is left
+        out."""
+        return sum(self.seconds_each(stage) * stage.times for stage in self.stages if stage.prediction.work)
+
+    @property
+    def timed(self) -> bool:
+        """Whether the kernels of all stages are known, and how often each is done."""
+        return all(stage.prediction.work and stage.times for stage in self.stages)
 
     @property
     def streamed_per_step(self) -> int:

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import weakref
 from array import array
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode_stack,
+    is_traceable_wrapper_subclass,
+)
 from torch.utils._pytree import tree_iter
 
+from ..speed.kernels import KernelCosts, scaled
 from .giving_up import require_wanted
 
 IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -48,7 +54,7 @@ class LiveBytes(TorchDispatchMode):
         peak_operator: what ran at the peak.
         peak_module: the innermost module that ran at the peak, where :attr:`modules` says.
         timeline: live bytes after each operator.
-        flops: floating point operations of products, convolutions and attention so far, where they are counted.
+        work: kernels so far, where they are counted.
         modules: paths of the modules that are running, outermost first; kept up to date by who runs them.
         has_data: whether the tensors that are followed have data. Then operators that give views are not followed into
             their formulas, which takes time; without data they are: torch would ask for a device that is not there.
@@ -73,7 +79,7 @@ class LiveBytes(TorchDispatchMode):
         self.live = self.peak = self.live_peak = 0
         self.peak_operator = self.peak_module = ""
         self.timeline = array("q")
-        self.flops = 0
+        self.work = KernelCosts()
         self.modules: list[str] = []
         self._others: list[Any] = []
         self._known: dict[int, weakref.ref[Any]] = {}
@@ -174,6 +180,25 @@ class LiveBytes(TorchDispatchMode):
         self.timeline.append(peak)
         if peak > self.peak:
             self.peak, self.peak_operator, self.peak_module = peak, operator, module
+
+
+@contextmanager
+def repeated(times: float = 1.0) -> Iterator[Callable[[], None]]:
+    """Counts the kernels of what is done within it so many times, for whoever follows it: of equal parts of a work one
+    is enough to follow. Gives a function that counts them once more, for later."""
+    following = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, LiveBytes)]
+    before, done = [tracker.work.copy() for tracker in following], list[KernelCosts]()
+
+    def again() -> None:
+        for tracker, work in zip(following, done):
+            tracker.work.update(work)
+
+    try:
+        yield again
+    finally:
+        done += [tracker.work - work for tracker, work in zip(following, before)]
+        for tracker, work in zip(following, done):
+            tracker.work.update(scaled(work, times - 1))
 
 
 def inner_tensors(tensor: Tensor) -> Iterable[Tensor]:

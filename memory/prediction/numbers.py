@@ -30,6 +30,8 @@ def forecast_numbers(forecast: Forecast, unknown: Sequence[str] = (), complete: 
         "activations_gb": forecast.activations / GB,
         "streamed_gb_per_step": forecast.streamed_per_step / GB,
         "ram_gb": forecast.ram_needed / GB,
+        "seconds": forecast.seconds if forecast.timed else None,
+        "seconds_by": forecast.card.speed.source,
         "stages": [_stage_numbers(forecast, stage) for stage in forecast.stages],
         "unknown": list(unknown),
         "complete": complete,
@@ -45,6 +47,8 @@ def _stage_numbers(forecast: Forecast, stage: Stage) -> dict[str, Any]:
         "activations_gb": stage.activations / GB,
         "peak_gb": stage.peak / GB,
         "streamed_gb": forecast.streamed(stage) / GB,
+        "seconds_each": forecast.seconds_each(stage) if stage.prediction.work else None,
+        "times": stage.times or None,
         "module": stage.prediction.module,
         "predicted": not stage.doubt,
     }

@@ -10,17 +10,6 @@ from typing import Any
 from .card import Card
 from .forecast import Forecast, Stage
 
-# Typical speeds by compute capability, in 16 bits, good for putting plans in order and no more: operations a second
-# that a sampler reaches, and bytes a second from pinned memory over the link that such cards usually have.
-SPEEDS = {
-    (7, 5): (25e12, 12e9), (8, 0): (150e12, 24e9), (8, 6): (35e12, 24e9), (8, 9): (100e12, 24e9),
-    (9, 0): (400e12, 50e9), (12, 0): (150e12, 50e9),
-}  # fmt: skip
-USUAL_SPEED = (50e12, 24e9)
-# Factors of compute that choices cost: smaller batches, weights converted for each product, a loop over tiles of keys
-# in place of one kernel.
-IN_TURNS, CAST, ONLINE = 1.03, 1.05, 1.5
-
 
 class Loss(IntEnum):
     """EXACT: up to float rounding. NEAR_EXACT: 30 dB or more on the weights. APPROXIMATE: visible in comparison."""
@@ -69,7 +58,7 @@ class SamplingPlan:
         return self._ahead(card, allowed) <= self._between(card, allowed)
 
     def seconds(self, card: Card, allowed: int) -> float:
-        """About what a sampling's step takes; for comparing plans."""
+        """What a step of the sampling takes, by the card's roofline."""
         return min(self._ahead(card, allowed), self._between(card, allowed))
 
     def settled(self, allowed: int) -> Stage:
@@ -91,14 +80,11 @@ class SamplingPlan:
         return self._compute(card) + self._copies(card, held)
 
     def _compute(self, card: Card) -> float:
-        factor = IN_TURNS if self.in_turns else 1.0
-        factor *= CAST if self.storage else 1.0
-        factor *= ONLINE if self.attention == "online" else 1.0
-        return factor * self.stage.prediction.flops / _speeds(card)[0]
+        return card.speed.seconds(self.stage.prediction.work, self.stage.kind)
 
     def _copies(self, card: Card, held: int) -> float:
         streamed = max(0, self.stage.weights - held) * self.stage.prediction.calls
-        return streamed / _speeds(card)[1]
+        return card.speed.copied(streamed)
 
     def describe(self) -> str:
         """Its choices in words."""
@@ -117,10 +103,6 @@ def choose(plans: Sequence[SamplingPlan], card: Card, allowed: int) -> SamplingP
 def nearest(plans: Sequence[SamplingPlan]) -> SamplingPlan:
     """The plan that can do with the least memory."""
     return min(plans, key=lambda plan: plan.stage.least)
-
-
-def _speeds(card: Card) -> tuple[float, float]:
-    return SPEEDS.get(card.capability or (0, 0), USUAL_SPEED)
 
 
 @dataclass(frozen=True)
@@ -191,7 +173,8 @@ class Fit:
     @property
     def forecast(self) -> Forecast:
         """Of what was chosen, or of what needs least."""
-        sampling = (self.sampling or nearest(self.considered)).settled(self.allowed)
+        plan = self.sampling or nearest(self.considered)
+        sampling = replace(plan.settled(self.allowed), ahead=plan.prefetches(self.card, self.allowed), times=0.0)
         tried = [plan.stage for plan in self.vaes if plan.stage is not None]
         vae = self.vae.stage if self.vae is not None else min(tried, key=lambda stage: stage.peak, default=None)
         return Forecast(self.card, tuple(stage for stage in (sampling, vae) if stage is not None), self.limit)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
+from ..speed.kernels import KernelCosts, count, flops_of
 from .assumed import assumed
 from .card import Card
 from .fused_attention import FusedAttention
@@ -25,15 +25,6 @@ from .workspace import DOCUMENTED, Workspaces
 
 TIMELINE_POINTS = 200
 
-
-def _attention(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    whole = query.shape[:2]  # heads may share keys and values
-    return int(sdpa_flop_count(query.shape, (*whole, *key.shape[2:]), (*whole, *value.shape[2:])))
-
-
-# torch's own formulas, which have none for its kernel on CPUs, and none for heads that share keys and values.
-KERNELS = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
-FLOPS = {**flop_registry, **{getattr(torch.ops.aten, f"_scaled_dot_product_{name}"): _attention for name in KERNELS}}
 
 BY_INDEX = (torch.ops.aten.index.Tensor, torch.ops.aten.index_put.default, torch.ops.aten.index_put_.default)
 
@@ -51,7 +42,7 @@ class Prediction:
         timeline: live bytes above the weights, evenly spread over the operators.
         operators: how many ran.
         kernels: attention calls by torch's kernel, on a CUDA card.
-        flops: floating point operations of products, convolutions and attention.
+        work: what each kernel does, of all of them.
         calls: of the model in a step, more than one for guidance that is not computed together.
         seconds: that the prediction took.
         bound: whether the work stays within these bytes by a plan, and was not followed to the byte.
@@ -66,7 +57,7 @@ class Prediction:
     timeline: tuple[int, ...] = ()
     operators: int = 0
     kernels: dict[str, int] = field(default_factory=dict)
-    flops: int = 0
+    work: KernelCosts = field(default_factory=KernelCosts, repr=False)
     calls: int = 1
     seconds: float = field(default=0.0, compare=False)
     bound: bool = False
@@ -80,6 +71,11 @@ class Prediction:
     def peak(self) -> int:
         """Bytes at most."""
         return self.weights + self.activations + self.constant
+
+    @property
+    def flops(self) -> int:
+        """Floating point operations of products, convolutions and attention."""
+        return flops_of(self.work)
 
 
 class CannotPredict(Exception):
@@ -140,7 +136,7 @@ def predict(
         timeline=_thinned(tracker.timeline, held),
         operators=len(tracker.timeline),
         kernels=dict(Counter(fused.taken)),
-        flops=tracker.flops,
+        work=tracker.work,
         seconds=time.perf_counter() - start,
     )
 
@@ -170,7 +166,7 @@ def _where(tracker: LiveBytes) -> str:
 
 
 class _WithoutData(LiveBytes):
-    """Counts operations, and corrects where torch (2.11) treats tensors without data differently from real ones."""
+    """Counts kernels, and corrects where torch (2.11) treats tensors without data differently from real ones."""
 
     has_data = False
 
@@ -201,9 +197,7 @@ class _WithoutData(LiveBytes):
             if result is None:
                 raise
         self._numbers.follow(func, args, kwargs, result)
-        formula = FLOPS.get(func.overloadpacket)
-        if formula is not None:
-            self.flops += int(formula(*args, **kwargs, out_val=result))
+        count(self.work, func, args, kwargs, result)
         if func is torch.ops.aten.native_group_norm.default and args[0].stride() != result[0].stride():
             # One picture with its channels last comes out with strides that later operators do not recognise.
             return (torch.empty_like(args[0]), *result[1:])

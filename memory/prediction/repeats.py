@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..speed.kernels import KernelCosts
 from .live_bytes import LiveBytes
 
 Simple = (bool, int, float, str, type(None))
@@ -45,10 +46,10 @@ class Repeats:
 
 @dataclass(frozen=True)
 class _Course:
-    """What a run did: its peak above where it began, its operations, and what it returned."""
+    """What a run did: its peak above where it began, its kernels, and what it returned."""
 
     above: int
-    flops: int
+    work: KernelCosts
     operator: str
     module: str
     results: tuple[_Result | Any, ...]
@@ -114,7 +115,7 @@ class _Repeated:
     ) -> tuple[Any, _Course | _NotReusable]:
         """Runs the block: what it returns, and what its run tells of the next one."""
         repeats = self.repeats
-        before, flops, questions, kernels = tracker.live, tracker.flops, repeats.questions, repeats.kernels.copy()
+        before, work, questions, kernels = tracker.live, tracker.work.copy(), repeats.questions, repeats.kernels.copy()
         peak = tracker.begin_stretch()
         try:
             out = self.forward(*args, **kwargs)
@@ -125,13 +126,13 @@ class _Repeated:
         if questions != repeats.questions or tracker.live != before + _rounded(fresh, tracker):
             return out, NOT_REUSABLE
         counted = repeats.kernels - kernels
-        return out, _Course(highest - before, tracker.flops - flops, operator, module, results, structure, counted)
+        return out, _Course(highest - before, tracker.work - work, operator, module, results, structure, counted)
 
 
 def _again(course: _Course, tensors: list[Tensor], tracker: LiveBytes, kernels: Counter[str]) -> Any:
     """Counts what the course did, and returns tensors like those that it returned."""
     tracker.reach(tracker.live + course.above, course.operator, course.module)
-    tracker.flops += course.flops
+    tracker.work.update(course.work)
     kernels.update(course.kernels)
     made: dict[int, Tensor] = {}
     leaves = []

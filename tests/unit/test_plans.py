@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from headroom.memory.prediction import Fit, Loss, Prediction, SamplingPlan, Stage, VAEPlan, choose, named_card
 from headroom.memory.render import render_fit, why_nothing_fits
+from headroom.memory.speed import KernelCost, KernelCosts
 
 GB = 2**30
 CARD = named_card("sm86", 8.0)
@@ -16,7 +18,8 @@ CARD = named_card("sm86", 8.0)
 def plan(
     weights: float, activations: float, least: float = 0.1, flops: float = 1e12, **changes: object
 ) -> SamplingPlan:
-    prediction = Prediction(0, int(activations * GB), flops=int(flops), calls=int(changes.pop("calls", 1)))  # type: ignore[call-overload]
+    work = KernelCosts([KernelCost("product", torch.float16, int(flops), 0, 0, 0, 0)])
+    prediction = Prediction(0, int(activations * GB), work=work, calls=int(changes.pop("calls", 1)))  # type: ignore[call-overload]
     return SamplingPlan(Stage("sampling", prediction, int(weights * GB), int(least * GB)), **changes)  # type: ignore[arg-type]
 
 
@@ -39,10 +42,10 @@ def test_none_where_none_fits() -> None:
 
 
 def test_copies_hide_behind_the_work_where_blocks_can_be_staged() -> None:
-    ahead, between = plan(6, 1, staging=GB // 2, flops=35e12), plan(6, 1, flops=35e12)
-    work = 1.0
-    assert ahead.seconds(CARD, 4 * GB) == pytest.approx(work)
-    assert between.seconds(CARD, 4 * GB) == pytest.approx(work + 3 * GB / 24e9)
+    a_second = CARD.speed.rate("product", torch.float16)
+    ahead, between = plan(6, 1, staging=GB // 2, flops=a_second), plan(6, 1, flops=a_second)
+    assert ahead.seconds(CARD, 4 * GB) == pytest.approx(1.0)
+    assert between.seconds(CARD, 4 * GB) == pytest.approx(1.0 + 3 * GB / CARD.speed.link)
     assert ahead.prefetches(CARD, 4 * GB)
     assert not between.prefetches(CARD, 4 * GB)
     assert not ahead.prefetches(CARD, int(1.2 * GB))  # no room for the staging

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ....memory.prediction import Prediction, Stage
 from ...measure.calibrated import workspaces_for
+from ...measure.speeds import kind_of
 from ...offload.budget import least_weights
 from ...prediction.encoders import PROMPT, predict_encoding, predict_vision
 from ...prediction.host_answers import SAME_EXPERTS, has_experts, replaced
@@ -108,4 +109,8 @@ def encode_vision(found: Findings, kind: str, inputs: Inputs) -> Outputs:
 def encoder_stage(work: str, prediction: Prediction, patcher: Any, network: Any, method: str = "") -> Stage:
     """A stage of one of the host's networks, which its patcher loads."""
     weights, least = int(patcher.model_size()), least_weights(patcher, 0)
-    return Stage(work, prediction, weights, least, method=method, model=id(network))
+    kind = kind_of(work, network, getattr(patcher, "model_dtype", str)())
+    # How much of it is written is not known, so that nobody can say how long it takes.
+    return Stage(
+        work, prediction, weights, least, method=method, model=id(network), kind=kind, times=0.0 if method else 1.0
+    )

@@ -22,7 +22,7 @@ from comfy.model_patcher import ModelPatcher
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
-from ....memory.prediction import CannotPredict, Card, Stage, fake_copy
+from ....memory.prediction import CannotPredict, Card, Stage, fake_copy, repeated
 from ...core.internals import find
 from ...core.latents import first_part
 from ...measure.calibrated import workspaces_for
@@ -87,7 +87,8 @@ def run_network(runs: Runs, found: Findings, kind: str, inputs: Inputs) -> Outpu
 
         def work(holder: Any) -> Outputs:
             try:
-                return outputs(kind, run(**{runs.holder: holder}))
+                with repeated(_pictures(runs, counted) / _pictures(runs, few)):
+                    return outputs(kind, run(**{runs.holder: holder}))
             except _Left as error:
                 if runs.gives is None:
                     raise NotFollowed(f"{kind} hands its results to numpy") from error
@@ -124,6 +125,12 @@ def _a_few(runs: Runs, inputs: Inputs, card: Card) -> Inputs:
     if not card.has_own_memory or not isinstance(images, Tensor):
         return inputs
     return Inputs(inputs.kind, {**inputs, runs.one_by_one: images[: runs.few]})
+
+
+def _pictures(runs: Runs, inputs: Inputs) -> int:
+    """How many the network gets, where it gets one after the other."""
+    images = inputs.get(runs.one_by_one)
+    return max(1, len(images)) if isinstance(images, Tensor) else 1
 
 
 @contextmanager
