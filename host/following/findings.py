@@ -46,12 +46,14 @@ class Findings:
         return Nodes(self.ours)
 
     def add(self, stage: Stage) -> None:
-        """Of equal stages of one model the one that needs most counts."""
+        """Of equal stages of one model the one that needs most counts, as often as all are done."""
         stage = replace(stage, node=self.node)
         for number, other in enumerate(self.stages):
             same = (other.work, other.model, other.method) == (stage.work, stage.model, stage.method)
             if same and (stage.work != "sampling" or stage.prediction == other.prediction):
-                self.stages[number] = max(stage, other, key=lambda one: one.peak)
+                larger = max(stage, other, key=lambda one: one.peak)
+                known = bool(stage.times and other.times)
+                self.stages[number] = replace(larger, times=(stage.times + other.times) * known)
                 return
         self.stages.append(stage)
 

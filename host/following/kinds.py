@@ -6,6 +6,7 @@ Samplers, guiders and what decodes and encodes are in graph/kinds.py. What stand
 from __future__ import annotations
 
 from ...graph.kinds import COMPARE, ESTIMATE, GUIDERS, REPORT, TRAINING_ESTIMATE
+from .steps import OF_STEPS
 
 LOADERS = (
     "CheckpointLoaderSimple", "UNETLoader", "VAELoader", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoader",
@@ -29,10 +30,7 @@ SAME = {
 }  # fmt: skip
 # Settings of a sampler, which no memory depends on.
 SETTINGS = (
-    "KSamplerSelect", "BasicScheduler", "KarrasScheduler", "ExponentialScheduler", "SDTurboScheduler",
-    "BetaSamplingScheduler", "LTXVScheduler", "Flux2Scheduler", "ManualSigmas", "SplitSigmas", "FlipSigmas",
-    "Ideogram4Scheduler", "LatentOperationTonemapReinhard", "RandomNoise", "DisableNoise",
-    "SamplerEulerAncestral", "SamplerLCM", "SetFirstSigma", "CurveEditor", "ImageHistogram",
+    *OF_STEPS, "LatentOperationTonemapReinhard", "RandomNoise", "DisableNoise", "CurveEditor", "ImageHistogram",
 )  # fmt: skip
 TEXT = (
     "CLIPTextEncode", "CLIPTextEncodeFlux", "CLIPTextEncodeSDXL", "CLIPTextEncodeSDXLRefiner", "CLIPTextEncodeSD3",

@@ -37,6 +37,7 @@ from ..following.kinds import (
     is_neutral,
 )
 from ..following.stages import audio, coding, encoders, ltx, networks, sampling, seedvr
+from ..following.steps import OF_STEPS
 from ..prediction.header_loading import Absent
 
 # What following a node raises where its model, its file or its settings are the reason. Any other error is a fault of
@@ -139,7 +140,7 @@ class DryRun:
             self.notes.append("Local Attention is counted as dense")
         if kind in SAME:
             return (*(inputs[name] for name in SAME[kind]), *NOTHING)
-        if kind in SETTINGS:
+        if kind in SETTINGS and kind not in OF_STEPS:
             return NOTHING
         if kind not in FOLLOWERS:
             raise NotFollowed(f"{kind} is not known")
@@ -173,6 +174,7 @@ def _followers() -> Iterator[tuple[Iterable[str], Follow]]:
 FOLLOWERS = (
     {kind: follow for kinds, follow in _followers() for kind in kinds}
     | files.OF_VIDEO
+    | OF_STEPS
     | networks.OF_NETWORKS
     | sounds.OF_SOUND
     | audio.OF_AUDIO

@@ -22,6 +22,7 @@ from ...training.without_data import Training
 from ..calling import Outputs
 from ..findings import NOTHING, Findings
 from ..inputs import Guided, Inputs, NotFollowed, of_the_workflow
+from ..steps import calls_of
 
 NESTED = "nested"  # a style of guidance by two texts
 MOST_FRAMES = 2**20  # of a block
@@ -78,7 +79,8 @@ def _by_turns(stage: Stage, other: Stage) -> Stage:
     weights = stage.weights + other.weights
     budget = None if stage.budget is other.budget is None else stage.resident + other.resident
     larger = max(stage.prediction, other.prediction, key=lambda one: one.activations + one.constant)
-    both = replace(larger, weights=stage.prediction.weights + other.prediction.weights, calls=2)
+    work = stage.prediction.work + other.prediction.work
+    both = replace(larger, weights=stage.prediction.weights + other.prediction.weights, calls=2, work=work)
     beside = stage.beside + other.beside
     least, doubt = max(stage.least_weights, other.least_weights), stage.doubt or other.doubt
     return replace(
@@ -108,11 +110,17 @@ def sample(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     if asked.other is not None:
         of_other = replace(question, model=asked.other.model, positive=asked.other.positive, negative=None)
         stage = _by_turns(stage, sampling_stage(of_other, found.card))
-    found.add(stage)
     shapes = shapes_in_model(asked.model, latent)  # a picture for a video's model comes back as a video of one frame
+    found.add(replace(stage, times=calls_of(kind, inputs) * _blocks(question.block, shapes[0])))
     with found.mode:
         result = {**latent, "samples": joined([torch.empty(shape) for shape in shapes])}
     return result, result
+
+
+def _blocks(frames: int, shape: torch.Size) -> float:
+    """How many times a prediction's work is done for each step: it is of the first and of the last block."""
+    blocks = math.ceil(shape[2] / frames) if frames else 1
+    return blocks / min(blocks, 2)
 
 
 def train(found: Findings, kind: str, inputs: Inputs) -> Outputs:
