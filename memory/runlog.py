@@ -65,6 +65,9 @@ class Row:
         outcome: "running", "done", "interrupted" or "failed".
         meter: of :attr:`peak`, while the work runs.
         streams: whether some weights are copied to the device when they are due; :attr:`live` counts those copies.
+        steps: calls of the model by a sampler.
+        step_seconds: of each but the first; None where there was none, or where following tensors took time.
+        expected: seconds of each by the prediction, once somebody has asked.
     """
 
     work: str
@@ -80,6 +83,9 @@ class Row:
     predicted: Prediction | None = None
     meter: PeakMeter | None = field(default=None, repr=False, compare=False)
     streams: bool = False
+    steps: int = 0
+    step_seconds: float | None = None
+    expected: float | None = None
 
 
 class RunLog:

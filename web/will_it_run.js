@@ -101,9 +101,11 @@ function fill(shown, answer) {
   if (answer.verdict !== "resident") foot.append(button("Make It Fit", () => putIn(shown)));
   foot.append(button("Close", () => shown.close()));
   const sizes = `${answer.card}: ${answer.peak_gb.toFixed(1)} GB with all weights on it, at least ${answer.least_vram_gb.toFixed(1)} GB.`;
+  const time = /^time .*$/m.exec(answer.text)?.[0];
   shown.replaceChildren(
     element("h3", { text: `${TITLE} ${verdict}`, style: { margin: "0 0 8px" } }),
-    element("p", { text: sizes, style: { margin: "0 0 12px" } }),
+    element("p", { text: sizes, style: { margin: "0 0 4px" } }),
+    ...(time ? [element("p", { text: `${time[0].toUpperCase()}${time.slice(1)}.`, style: { margin: "0 0 12px" } })] : []),
     bars(answer),
     ...files(answer),
     details,

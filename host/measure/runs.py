@@ -56,6 +56,11 @@ class Following:
             self._weights = weights
             self._allocated = Allocated(self._device, self._row.meter.lap)
 
+    @property
+    def tracks(self) -> bool:
+        """Whether every tensor is followed, which takes time."""
+        return self._tracker is not None
+
     @contextmanager
     def loading(self) -> Iterator[None]:
         """Within it the host brings weights, and takes others away: that is not the work's."""

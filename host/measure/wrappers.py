@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from ...memory import Row
-from ..core.wrapper_kinds import APPLY_MODEL, OUTER_SAMPLE, PREPARE_SAMPLING
+from ..core.wrapper_kinds import APPLY_MODEL, OUTER_SAMPLE, PREDICT_NOISE, PREPARE_SAMPLING
 from .questions import sampling_question
 from .runs import Following, measured
+from .step_times import TIMES, StepTimes, time_step
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -30,6 +31,7 @@ def measure_sampling(model: ModelPatcher) -> None:
     """Has a model's samplings measured, however many of our nodes it goes through. First of our wrappers."""
     wrap(model, OUTER_SAMPLE, WRAPPER_KEY, SamplingMeter())
     wrap(model, PREPARE_SAMPLING, WRAPPER_KEY, follow_when_loaded)
+    wrap(model, PREDICT_NOISE, WRAPPER_KEY, time_step)
 
 
 def wrap(model: ModelPatcher, kind: str, key: str, wrapper: Callable[..., Any]) -> None:
@@ -61,11 +63,15 @@ class SamplingMeter:
             row.question = sampling_question(guider, *args, **kwargs) if optimizer is None else None
             # The guider works on a clone of its options while it samples, so this ends with the run.
             options = guider.model_options.setdefault("transformer_options", {})
-            options |= {ROW: row, OPTIMIZER: optimizer, ACCUMULATES: _accumulates(sampler)}
+            times = StepTimes(device)
+            options |= {ROW: row, OPTIMIZER: optimizer, ACCUMULATES: _accumulates(sampler), TIMES: times}
             if COMPILED not in options.get("wrappers", {}).get(APPLY_MODEL, {}):
                 # Within torch's modes a compiler would not compile.
                 options[FOLLOWING] = partial(_follow, following, guider.model_patcher.model, args[:2], optimizer)
-            return executor(*args, **kwargs)
+            result = executor(*args, **kwargs)
+            # A tracker that follows every tensor takes time of its own.
+            row.steps, row.step_seconds = times.calls, None if following.tracks else times.seconds()
+            return result
 
 
 def _accumulates(sampler: Any) -> bool:

@@ -16,6 +16,7 @@ from torch import Tensor
 from ...attention import BACKENDS
 from ...memory import Row
 from ...memory.accelerator import counts_peaks
+from ...memory.prediction import CannotPredict
 from ...memory.render.comparison import Comparison, Measured, Outcome, render_comparison
 from ...memory.render.comparison_chart import draw_comparison
 from ..core.compat import interruptions, is_out_of_memory, latent_for, unload_with_clones
@@ -23,7 +24,9 @@ from ..core.device import describe_machine
 from ..core.given import check_latent
 from ..core.latents import is_nested
 from ..core.wrapper_kinds import OUTER_SAMPLE
+from ..measure.speeds import note_run
 from ..measure.wrappers import ROW, WRAPPER_KEY, wrap
+from ..prediction.stages import Question, own_card, sampling_stage
 from ..sampling.one_step import middle_sigma, relative_noise, sample_one_step
 from .step_meter import StepMeter
 from .strategies import REFERENCE, NotHere, Strategy, Switches, compute_dtype, strategies
@@ -126,7 +129,8 @@ def _outcome(work: Work, way: Strategy, latent: Tensor, reference: Tensor | None
         remark = _what_ran(row, way.backend)
         velocity = step.velocity
         noise = 0.0 if reference is None else relative_noise(velocity, reference)
-        measured = Measured(step.peak, step.seconds, int(model.model_size()), noise)
+        predicted = _predicted(work, model, latent, step.seconds if reference is None else 0.0)
+        measured = Measured(step.peak, step.seconds, int(model.model_size()), noise, predicted)
         return Outcome(way.name, measured, remark), velocity
     except interruptions():
         raise
@@ -141,6 +145,32 @@ def _outcome(work: Work, way: Strategy, latent: Tensor, reference: Tensor | None
         if way.reloads:
             gc.collect()  # a loaded model and its patcher hold each other
             comfy.model_management.soft_empty_cache()
+
+
+def _predicted(work: Work, model: ModelPatcher, latent: Tensor, seconds: float) -> float | None:
+    """Seconds of the step by prediction, in which those that it took are not counted yet; None where there is none.
+
+    Args:
+        seconds: that it took, to be kept for later predictions; 0: they are not kept.
+    """
+    if streams(model):  # copies come on top
+        return None
+    question = Question(model, {"samples": latent}, positive=work.positive, negative=work.negative, cfg=work.cfg)
+    try:
+        card, stage = own_card(model.load_device), sampling_stage(question, own_card(model.load_device))
+    except (CannotPredict, ValueError, RuntimeError):
+        return None
+    if stage.doubt:
+        return None
+    found = card.speed.seconds(stage.prediction.work, stage.kind)
+    if seconds:
+        note_run(card, stage.kind, stage.prediction.work, seconds)
+    return found
+
+
+def streams(model: ModelPatcher) -> bool:
+    """Whether some weights are not on the device now."""
+    return any(one.device.type != model.load_device.type for one in model.model.parameters())
 
 
 def _said(error: Exception) -> str:

@@ -9,6 +9,7 @@ from comfy import model_patcher
 from ...memory import Row
 from ...memory.prediction import Stage
 from ..measure.questions import AskedCoding, AskedSampling
+from ..measure.speeds import note_run
 from ..prediction.stages import Question, coding_stage, own_card, sampling_stage
 from ..prediction.vae import Coding
 
@@ -24,13 +25,24 @@ def ask(row: Row) -> None:
     asked, row.question = row.question, None
     if asked is None:
         return
-    stage = None
     if isinstance(asked, AskedSampling):
-        stage = _sampling(asked)
+        _ask_of_sampling(row, asked)
     elif isinstance(asked, AskedCoding):
         stage = _coding(asked)
-    if stage is not None and not stage.doubt:
-        row.predicted = stage.prediction
+        if stage is not None and not stage.doubt:
+            row.predicted = stage.prediction
+
+
+def _ask_of_sampling(row: Row, asked: AskedSampling) -> None:
+    """What a step takes, and how long; how long it took is kept, so that later predictions are nearer."""
+    stage, model = _sampling(asked), asked.model()
+    if stage is None or model is None or stage.doubt:
+        return
+    row.predicted = stage.prediction
+    if row.step_seconds is not None and not row.streams:  # copies come on top
+        card = own_card(model.load_device)
+        row.expected = card.speed.seconds(stage.prediction.work, stage.kind)
+        note_run(card, stage.kind, stage.prediction.work, row.step_seconds)
 
 
 def _sampling(asked: AskedSampling) -> Stage | None:

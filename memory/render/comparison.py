@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..units import GB, MB
 
 GAP = "  "
-HEADER = ("strategy", "peak", "", "time", "", "weights", "error", "", "")
+HEADER = ("strategy", "peak", "", "time", "", "predicted", "weights", "error", "", "")
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,14 @@ class Measured:
         seconds: wall time.
         weights: bytes of the model.
         noise: power of the difference to the reference's result, over the power of that result.
+        predicted: seconds that were predicted; None: they were not.
     """
 
     peak: int
     seconds: float
     weights: int
     noise: float
+    predicted: float | None = None
 
     @property
     def error(self) -> float:
@@ -124,6 +126,7 @@ def _cells(comparison: Comparison, outcome: Outcome) -> tuple[str, ...]:
         ratio_text(measured.peak, None if reference is None else reference.peak),
         time_text(measured.seconds),
         ratio_text(measured.seconds, None if reference is None else reference.seconds),
+        "" if measured.predicted is None else time_text(measured.predicted),
         size_text(measured.weights),
         *comparison.error_text(outcome),
         outcome.remark,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..prediction.plans import QUALITIES, Fit, Loss, SamplingPlan, nearest
-from ..units import format_bytes
+from ..units import format_bytes, format_seconds
+from .time_text import stage_seconds
 
 WORDS = {Loss.EXACT: "exact", Loss.NEAR_EXACT: "near-exact", Loss.APPROXIMATE: "approximate"}
 
@@ -58,6 +59,7 @@ def _sampling_lines(fit: Fit) -> Iterator[str]:
         calls = stage.prediction.calls
         times = "" if calls == 1 else f" {calls} times"
         yield f"  {format_bytes(stage.weights - stage.resident)} streamed{times} per step, {how}"
+    yield f"  {stage_seconds(fit.forecast, fit.forecast.stages[0])}, by {fit.card.speed.source}"
     yield f"  why: {_reason(plan, fit)}"
     if stage.doubt:
         yield f"  the host's own estimate, not a prediction: {stage.doubt}"
@@ -93,5 +95,9 @@ def _alternative(plan: SamplingPlan, fit: Fit) -> str:
     least = format_bytes(plan.stage.least)
     if not plan.fits(fit.allowed):
         return f"{plan.describe()}, {WORDS[plan.loss]}: does not fit, needs {least} at least"
-    slower = plan.seconds(fit.card, fit.allowed) / fit.seconds if fit.seconds > 0 else 1.0
-    return f"{plan.describe()}, {WORDS[plan.loss]}: fits from {least}, about {slower:.2f} times the time"
+    seconds = plan.seconds(fit.card, fit.allowed)
+    slower = seconds / fit.seconds if fit.seconds > 0 else 1.0
+    return (
+        f"{plan.describe()}, {WORDS[plan.loss]}: fits from {least}, about {format_seconds(seconds)} a step,"
+        f" {slower:.2f} times the time"
+    )

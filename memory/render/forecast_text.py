@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from ..prediction.forecast import Forecast, Stage, Verdict
 from ..units import format_bytes
+from .time_text import all_seconds, stage_seconds
 
 SENTENCES = {
     Verdict.RESIDENT: "fits, with all weights on the card",
@@ -23,6 +24,7 @@ def render_forecast(forecast: Forecast, notes: tuple[str, ...] = ()) -> str:
         f" alone {format_bytes(forecast.activations)}",
         f"RAM for weights {format_bytes(forecast.ram_needed)}"
         + (f" of {format_bytes(forecast.ram)}" if forecast.ram else ""),
+        *all_seconds(forecast),
         "",
         *(line for stage in forecast.stages for line in _stage_lines(forecast, stage)),
     ]
@@ -48,6 +50,9 @@ def _stage_lines(forecast: Forecast, stage: Stage) -> Iterator[str]:
     streamed = forecast.streamed(stage)
     if streamed and stage.least <= forecast.allowed:
         yield f"  streams {format_bytes(streamed)} each time the model runs"
+    seconds = stage_seconds(forecast, stage)
+    if seconds:
+        yield f"  {seconds}"
 
 
 def advise(forecast: Forecast) -> Iterator[str]:

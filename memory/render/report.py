@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..peak import ALLOCATED
 from ..runlog import AttentionCounts, Row
-from ..units import format_bytes
+from ..units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,11 @@ def _headline(row: Row) -> str:
 
 
 def _work_lines(row: Row) -> Iterable[str]:
-    """What the work took beyond the weights, beside what was predicted."""
+    """What the work took beyond the weights, and how long, beside what was predicted."""
+    if row.step_seconds:
+        expected = f" · predicted {format_seconds(row.expected)}" if row.expected else ""
+        off = f", {row.expected / row.step_seconds - 1:+.0%}" if row.expected else ""
+        yield f"{row.steps} calls of the model, {format_seconds(row.step_seconds)} each{expected}{off}"
     if row.live is None:
         return
     measured = f"beyond the weights {format_bytes(row.live)}"
