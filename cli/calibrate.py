@@ -1,8 +1,10 @@
-"""Measures what the convolutions of a workflow hold inside on this machine's card; predictions use it from then on.
+"""Measures this machine: how fast its device is, and what a workflow's convolutions hold inside on its card.
 
-    python3 cli/calibrate.py WORKFLOW.json
+    python3 cli/calibrate.py                  the speed, in half a minute; of a card or of a CPU
+    python3 cli/calibrate.py WORKFLOW.json    and the convolutions of a workflow, in about a minute; of CUDA's cards
 
-It takes about a minute, and as much memory as the largest of them. Not tried on a GPU yet.
+Predictions use it from then on. The first takes 1 GB, the second as much as the largest convolution. Not tried on a
+GPU.
 Exit status: 0 measured, 2 it cannot be.
 """
 
@@ -34,8 +36,9 @@ class NothingToMeasure(Exception):
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     top = argparse.ArgumentParser(prog="calibrate", description=(__doc__ or "").partition("\n")[0])
-    top.add_argument("workflow", type=Path, metavar="WORKFLOW.json", help="in either format")
-    top.add_argument("--seconds", type=float, default=60.0, help="begin no measurement after them (default 60)")
+    top.add_argument("workflow", type=Path, nargs="?", metavar="WORKFLOW.json", help="in either format")
+    top.add_argument("--seconds", type=float, default=60.0, help="begin no convolution after them (default 60)")
+    top.add_argument("--cpu", action="store_true", help="the CPU, though there is a card")
     top.add_argument("--comfyui", metavar="FOLDER", help="where ComfyUI is, if the pack is not in it")
     top.add_argument("--base-directory", metavar="FOLDER", help="whose models, input and user count, as in ComfyUI")
     return top
@@ -51,15 +54,48 @@ def need_cuda() -> None:
 
 
 def measure(options: argparse.Namespace) -> str:
-    """Collects, measures, writes the file; what was found as text."""
-    content = files.read(options.workflow)
-    need_cuda()
-    host.enter(host.find_comfyui(options.comfyui), options.base_directory, cpu=False)
+    """Measures, writes the files; what was found as text."""
+    content = None if options.workflow is None else files.read(options.workflow)
+    if content is not None:
+        need_cuda()
+    torch = importlib.import_module("torch")
+    has_card = torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()
+    host.enter(host.find_comfyui(options.comfyui), options.base_directory, cpu=options.cpu or not has_card)
+    lines = list(measure_speed())
+    if content is not None:
+        lines += ["", measure_convolutions(content, options.seconds)]
+    return "\n".join(lines)
+
+
+def measure_speed() -> Iterable[str]:
+    """Measures the device that the host works on; a line for each figure."""
+    measuring = importlib.import_module("headroom.memory.speed.measuring")
+    kept = importlib.import_module("headroom.memory.speed.kept")
+    path = importlib.import_module("headroom.host.measure.speeds").speed_path()
+    device = importlib.import_module("comfy.model_management").get_torch_device()
+    speed, key = measuring.measure(device), kept.device_key(device)
+    kept.save_figures(path, key, speed)
+    yield key
+    for (kind, dtype), rate in speed.rates.items():
+        yield f"{rate / 1e12:10.3f}  10^12 operations a second: {kind} in {str(dtype).removeprefix('torch.')}"
+    yield f"{speed.bandwidth / 1e9:10.1f}  GB a second read and written"
+    yield f"{1e6 * speed.dispatch:10.1f}  microseconds to start a kernel"
+    if speed.functions:
+        yield f"{speed.functions / 1e6:10.1f}  million functions (exp, gelu) a second"
+    if speed.page:
+        yield f"{1 / speed.page / 1e9:10.2f}  GB a second of memory that the system gives anew"
+    if speed.link:
+        yield f"{speed.link / 1e9:10.1f}  GB a second from the machine's memory"
+    yield f"kept in {path}"
+
+
+def measure_convolutions(content: dict[str, Any], seconds: float) -> str:
+    """Collects a workflow's convolutions, measures them, writes the file; what was found as text."""
     calibrated = importlib.import_module("headroom.host.measure.calibrated")
     calibration = importlib.import_module("headroom.memory.prediction.calibration")
     card = this_card()
     signatures = convolutions_of(content, card)
-    found = calibration.calibrate(signatures, card.device, options.seconds)
+    found = calibration.calibrate(signatures, card.device, seconds)
     key, path = calibration.Key.of(card.device), calibrated.calibration_path()
     calibration.save(path, key, found)
     return "\n".join([str(key), *table(found, card), "", f"kept in {path}"])
