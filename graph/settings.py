@@ -57,6 +57,7 @@ class FitSettings:
 
 
 SETTINGS = tuple(field.name for field in fields(FitSettings))
+VERIFY = ("off", "first_step")  # whether Make It Fit measures a step before the rest runs
 
 
 def check_share(name: str, value: Any) -> None:

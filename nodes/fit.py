@@ -9,8 +9,10 @@ import torch
 from comfy_api.latest import io
 
 from ..graph.fit.cfg_source import WIDGET
+from ..graph.settings import VERIFY
 from ..host.core.compat import shown_when_reused
 from ..host.planning.fit import apply_fit, find_fit
+from ..host.planning.pilot import find_verified_fit
 from ..host.prediction.stages import Question, chosen_card
 from ..memory.prediction import GPU_CHOICES, QUALITIES
 from ..memory.render import draw_forecast, forecast_bar, render_fit, why_nothing_fits
@@ -56,6 +58,16 @@ class HeadroomFit(io.ComfyNode):
                 ),
                 limit_input("Share of the card that may be used, as in Will It Fit?."),
                 cfg_source_input(),
+                io.Combo.Input(
+                    "verify",
+                    options=list(VERIFY),
+                    default=VERIFY[0],
+                    optional=True,
+                    advanced=True,
+                    tooltip="first_step: a step of the plan is measured before the rest runs. Where it takes 5 % more"
+                    " or less memory than predicted, it is planned again by what was measured, which is kept for next"
+                    " time. Takes the time of some steps. Not for another card.",
+                ),
             ],
             outputs=[
                 io.Model.Output(tooltip="A copy of the model that runs as planned; the input is unchanged."),
@@ -81,13 +93,18 @@ class HeadroomFit(io.ComfyNode):
         gpu: str = GPU_CHOICES[0],
         limit: float = 0.85,
         cfg_source: str = WIDGET,  # the server has set cfg by it before the prompt was queued
+        verify: str = VERIFY[0],
     ) -> io.NodeOutput:
         card = chosen_card(gpu, vram_gb, model.load_device)
         question = Question(model, samples, vae, positive=positive, negative=negative, cfg=cfg)
-        fit = find_fit(question, card, quality, limit)
+        steps: tuple[str, ...] = ()
+        if verify == VERIFY[0]:
+            fit = find_fit(question, card, quality, limit)
+        else:
+            fit, steps = find_verified_fit(question, card, quality, limit)
         if not fit.found:
             raise ValueError(why_nothing_fits(fit))
         fitted, planned = apply_fit(model, vae, fit)
-        text = render_fit(fit)
+        text = "\n".join([render_fit(fit), *(f"verified: {line}" for line in steps)])
         chart = torch.from_numpy(np.asarray(draw_forecast(fit.forecast, "Make it fit"), dtype=np.float32) / 255.0)[None]
         return io.NodeOutput(fitted, planned, text, chart, ui=face(text, forecast_bar(fit.forecast)))

@@ -12,7 +12,7 @@ from typing import Any
 from .. import kinds
 from ..kinds import FIT, GUIDED_SAMPLER, SAMPLERS, VAE, VAE_LOADERS
 from ..prompt import Output, in_order, reached
-from ..settings import FitSettings
+from ..settings import VERIFY, FitSettings
 from .cfg_source import GRAPH, SOURCE
 
 FIT_MODEL, FIT_VAE = 0, 1  # outputs of HeadroomFit
@@ -167,7 +167,7 @@ class _Planner:
         links = self._links(sampler, guided) | {"vae": vae}
         cfg = self.seen[guided].cfg if _conditions(self.seen[guided].kind).guided else 1.0
         # The number is for a run in which nobody follows the graph.
-        widgets = {"cfg": 1.0 if cfg is None else cfg, **vars(self.settings), SOURCE: GRAPH}
+        widgets = {"cfg": 1.0 if cfg is None else cfg, **vars(self.settings), SOURCE: GRAPH, "verify": VERIFY[0]}
         number = self._add(FIT, sampler, links, widgets)
         self.fits[sampler] = number, self._unwrapped(self._origin_of(vae))
         self.plan.moved[guided, "model"] = number, FIT_MODEL

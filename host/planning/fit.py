@@ -56,13 +56,14 @@ METHODS: tuple[tuple[dict[str, Any], Loss], ...] = (
 )
 
 
-def find_fit(question: Question, card: Card, quality: str = "exact", limit: float = 0.85) -> Fit:
+def find_fit(question: Question, card: Card, quality: str = "exact", limit: float = 0.85, share: float = 1.0) -> Fit:
     """Predicts ways to sample and decode on a card and chooses the least lossy that fit.
 
     Args:
         question: with its VAE.
         quality: one of :data:`...memory.prediction.QUALITIES`.
         limit: share of the card that may be used.
+        share: of the predicted activations of a step that it took when it was measured.
 
     Raises:
         ValueError: an unknown quality.
@@ -71,7 +72,7 @@ def find_fit(question: Question, card: Card, quality: str = "exact", limit: floa
         raise ValueError(f"quality: '{quality}' is not known; choose one of {', '.join(QUALITIES)}")
     question = as_sampled(question)
     most, allowed = QUALITIES[quality], int(limit * card.total)
-    ways = _SamplingWays(question, card)
+    ways = _SamplingWays(question, card, share)
     considered = list(_sampling_plans(ways, allowed, most))
     vaes = list(_vae_plans(question, card, allowed, most))
     vae = next((plan for plan in vaes if plan.fits(allowed)), None)
@@ -144,11 +145,13 @@ class _SamplingWays:
     """Predicts ways to sample one latent.
 
     Attributes:
+        share: of predicted activations that were measured.
         notes: what was left as it is on the way, and why; may name the same twice.
     """
 
     question: Question
     card: Card
+    share: float = 1.0
     notes: list[str] = field(default_factory=list)
 
     def attentions(self, plain: Stage) -> Sequence[str]:
@@ -184,7 +187,7 @@ class _SamplingWays:
         """One way to sample, with its predicted stage."""
         asked = replace(self.question, together=not in_turns)
         if storage:
-            key = ("cast", storage, attention, step_key(step_of(asked), self.card))
+            key = ("cast", storage, attention, self.share, step_key(step_of(asked), self.card))
             stage, staging = kept(asked.model.model, key, lambda: self._cast(asked, attention, storage))
         else:
             stage, staging = self._predict(asked, attention)
@@ -195,7 +198,10 @@ class _SamplingWays:
 
     def _predict(self, asked: Question, attention: str) -> tuple[Stage, int | None]:
         model = changed(asked.model, attention, in_turns=not asked.together)
-        return sampling_stage(replace(asked, model=model), self.card), _staging(asked.model)
+        stage = sampling_stage(replace(asked, model=model), self.card)
+        found = stage.prediction
+        measured = replace(found, activations=int(self.share * found.activations), live=int(self.share * found.live))
+        return replace(stage, prediction=measured), _staging(asked.model)
 
     def _cast(self, asked: Question, attention: str, storage: str) -> tuple[Stage, int | None]:
         """Predicts after casting a data-free copy: nothing is quantised."""

@@ -39,7 +39,9 @@ from .workflows import text_to_image as api_text_to_image
 PACK = Path(__file__).parents[2]
 Workflow = dict[str, Any]
 OURS = {one.GET_SCHEMA().node_id: one for one in (*NODES, HeadroomFit)}
-FITTED = {"quality": "exact", "vram_gb": 0.0, "gpu": "this machine", "limit": 0.85, "cfg_source": "graph"}
+FITTED = {
+    "quality": "exact", "vram_gb": 0.0, "gpu": "this machine", "limit": 0.85, "cfg_source": "graph", "verify": "off"
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -323,7 +325,7 @@ def test_text_to_image_and_nothing_else_changes() -> None:
     fit = after.pop("9")
     links = {"model": ["1", 0], "vae": ["1", 2], "samples": ["4", 0], "positive": ["2", 0], "negative": ["3", 0]}
     asked = {"quality": "any", "vram_gb": 8.0, "gpu": "sm86", "limit": 0.8}
-    assert fit["inputs"] == links | {"cfg": 4.0, **asked, "cfg_source": "graph"}
+    assert fit["inputs"] == links | {"cfg": 4.0, **asked, "cfg_source": "graph", "verify": "off"}
     assert (fit["class_type"], fit["_meta"]["title"]) == ("HeadroomFit", "Make It Fit")
     kept["5"]["inputs"]["model"] = ["9", 0]
     kept["6"]["inputs"]["vae"] = ["9", 1]
