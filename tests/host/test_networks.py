@@ -257,7 +257,7 @@ class TestPictures:
         assert [len(one) for one in boxes] == [1, 1]
         assert (boxes[0][0]["width"], boxes[0][0]["height"]) == (128, 96)
 
-    @pytest.mark.parametrize(("pictures", "individual", "passes"), some_of([(1, False, 1), (2, True, 0)], 2))
+    @pytest.mark.parametrize(("pictures", "individual", "passes"), some_of([(2, True, 0), (1, False, 1)], 2))
     def test_segments(self, pictures: int, individual: bool, passes: int, monkeypatch: pytest.MonkeyPatch) -> None:
         """The one that is refined may be as large as the picture; all that the detector sees is kept."""
         of_two = [{"cond": torch.randn(1, 32, 64), "attention_mask": None, "max_detections": count} for count in (1, 2)]

@@ -157,15 +157,16 @@ def test_nothing_of_the_first_step_stays() -> None:
     def look(*_: object) -> None:
         seen.append(sum(type(one) is FirstStep for one in gc.get_objects()))
 
-    hook = register_optimizer_step_pre_hook(look)
     gc.collect()
+    look()  # those of other tests' trainings, whose errors pytest may hold
+    hook = register_optimizer_step_pre_hook(look)
     gc.disable()
     try:
         measured(FAMILIES["z_image"], PLANS["each"])
     finally:
         gc.enable()
         hook.remove()
-    assert seen == [0, 0]
+    assert seen == [seen[0]] * 3
 
 
 PREDICTED = grid(["flux", "z_image", "wan21", "sd15"], ["each", "pairs", "attention", "feed-forward"])
