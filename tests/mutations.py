@@ -586,7 +586,7 @@ MEMORY = (
             "key = (self.likeness, tuple(",
             "key = (len(self.likeness), tuple(",
         ),
-        ("prediction: operations of repeated blocks left out", "    tracker.flops += course.flops\n", ""),
+        ("prediction: operations of repeated blocks left out", "    tracker.work.update(course.work)\n", ""),
         (
             "prediction: a block that asks for free memory is not asked again",
             "if questions != repeats.questions or tracker.live",
@@ -2373,7 +2373,58 @@ COMMANDS = (
     ),
 )
 
+SPEED = "unit/test_speed.py host/test_time.py"
+TIMES = (
+    *_of(
+        "memory/speed/kernels.py",
+        SPEED,
+        ("time: a table is read whole", "return min(given, written) if packet in", "return given if packet in"),
+        ("time: an expanded value is read as often as it is seen", "size if stride or size == 0 else 1", "size"),
+    ),
+    *_of(
+        "memory/speed/speed.py",
+        SPEED,
+        (
+            "time: a card's bytes come after its operations",
+            "return max(self.kernel, operations, moved)",
+            "return self.kernel + operations + moved",
+        ),
+        ("time: a card starts kernels in no time", "max(kernels, launches) if self.ahead", "kernels if self.ahead"),
+    ),
+    *_of(
+        "memory/speed/history.py",
+        SPEED,
+        ("time: all runs count alike", "1 / (near + math.log(seconds / run.predicted) ** 2)", "1.0"),
+    ),
+    *_of(
+        "host/following/steps.py",
+        SPEED,
+        ("time: samplers that call twice in a step call once", "steps * each - (each - 1)", "steps"),
+        ("time: a part of the steps counts as all", "last) - first))", "last)))"),
+    ),
+    *_of(
+        "host/following/findings.py",
+        SPEED,
+        ("time: of two samplings of a model one counts", "(stage.times + other.times) * known", "stage.times * known"),
+    ),
+    *_of(
+        "host/prediction/host_answers.py",
+        SPEED,
+        ("time: one tile counts for all", "repeated(samples.shape[0] * _tiles(", "repeated(1 or _tiles("),
+    ),
+    *_of(
+        "host/planning/pilot.py",
+        "host/test_pilot.py emulator/test_pilot.py",
+        ("pilot: what deviates stays", "if pilot is not None and pilot.holds:", "if pilot is not None:"),
+        (
+            "pilot: a step has as much room as it was predicted to take",
+            "int(ROOM * stage.activations)",
+            "stage.activations",
+        ),
+    ),
+)
+
 MUTATIONS = (
     *ATTENTION, *VAE, *OFFLOAD, *MEMORY, *GRAPHS, *CORE, *MEASURE, *SAMPLING, *OVERRIDES, *CASTS, *BUDGETS, *VAES,
-    *PREDICTIONS, *PLANNING, *WORKFLOWS, *SERVERS, *NODES, *COMMANDS,
+    *PREDICTIONS, *PLANNING, *WORKFLOWS, *SERVERS, *NODES, *COMMANDS, *TIMES,
 )  # fmt: skip
