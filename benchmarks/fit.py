@@ -27,7 +27,7 @@ INTRODUCTION = """# Make It Fit: settings by card
 What HeadroomFit chooses, by its own predictions, for a card of compute capability 8.6 (RTX 30) of which 85 % may be
 used. The models are loaded by ComfyUI's own loaders from files that have true headers and no weights; the text has 256
 tokens. SD1.5, SDXL and Wan are sampled with guidance, Flux.1 without. Not measured on a GPU: these are predictions, and
-the times only put ways in order (`memory/prediction/plans.py` says by which speeds)."""
+the times are by the documented figures of a card with so much memory (`memory/speed/documented.py`)."""
 
 
 def settings_section(cards: tuple[int, ...], folder: Path) -> Section:
