@@ -59,7 +59,9 @@ def _sampling_lines(fit: Fit) -> Iterator[str]:
         calls = stage.prediction.calls
         times = "" if calls == 1 else f" {calls} times"
         yield f"  {format_bytes(stage.weights - stage.resident)} streamed{times} per step, {how}"
-    yield f"  {stage_seconds(fit.forecast, fit.forecast.stages[0])}, by {fit.card.speed.source}"
+    seconds = stage_seconds(fit.forecast, fit.forecast.stages[0])
+    if seconds:
+        yield f"  {seconds}, by {fit.card.speed.source}"
     yield f"  why: {_reason(plan, fit)}"
     if stage.doubt:
         yield f"  the host's own estimate, not a prediction: {stage.doubt}"

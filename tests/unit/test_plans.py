@@ -99,3 +99,13 @@ def test_where_nothing_fits_the_least_is_named() -> None:
     assert "sampling needs 1.60 GB at least (attention as it is, guidance in turns" in sentence
     assert "exact strips need 3.00 GB at least" in sentence
     assert "near_exact" in sentence
+
+
+def test_of_what_is_not_known_no_time_is_told() -> None:
+    """The kernels of ComfyUI's own estimate are not known."""
+    known, unknown = plan(6, 1), replace(plan(6, 1), stage=Stage("sampling", Prediction(0, GB), 6 * GB, GB))
+    vae = VAEPlan(Stage("decode", Prediction(0, GB), GB, GB), None, Loss.EXACT)
+    for one, is_told in ((known, True), (unknown, False)):
+        text = render_fit(Fit(CARD, 1.0, "exact", one, vae, (one,), (vae,)))
+        assert ("the documented figures of" in text) == is_told
+        assert "\n  , by" not in text
