@@ -84,12 +84,8 @@ def pass_on(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     return inputs.get("sigmas"), *NOTHING
 
 
-def calls_of(kind: str, inputs: Inputs) -> float:
-    """How often a sampler calls its model's step; 0 where nobody can say.
-
-    Args:
-        kind: of the sampling node.
-    """
+def calls_of(inputs: Inputs) -> float:
+    """How often the sampler of a node with these inputs calls its model; 0 where nobody can say."""
     sigmas, sampler = inputs.get("sigmas"), inputs.get("sampler")
     name = sampler.name if isinstance(sampler, NamedSampler) else str(inputs.get("sampler_name", ""))
     steps = sigmas.steps if isinstance(sigmas, Sigmas) else _own_steps(inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
 
@@ -25,8 +26,9 @@ from .coding import encodes_counted
 WRITING = "comfy.text_encoders.llama"  # the host's module of text encoders that write
 
 
-def encode_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
-    """CONDITIONING of a text, with the pictures that the node gives to the text encoder or encodes by a VAE."""
+def encode_text(found: Findings, kind: str, inputs: Inputs, times: float = 1.0) -> Outputs:
+    """CONDITIONING of a text, with the pictures that the node gives to the text encoder or encodes by a VAE; ``times``:
+    how often what is predicted is done, 0 where that is not known."""
     clip = inputs.clip()
     with encodes_counted(found, inputs) as counted:
         encode = found.nodes.prepared(kind, counted)
@@ -34,15 +36,15 @@ def encode_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         prediction, results = predict_encoding(
             clip, found.card, lambda one: outputs(kind, encode(clip=one)), found.mode, spaces, given
         )
-    found.add(encoder_stage("text", prediction, clip.patcher, clip.cond_stage_model))
+    found.add(replace(encoder_stage("text", prediction, clip.patcher, clip.cond_stage_model), times=times))
     found.notes += [SAME_EXPERTS] if has_experts(clip.cond_stage_model) else []
     return results
 
 
 def encode_song(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """As :func:`encode_text`, of a text encoder that may sketch the sound as well."""
-    with codes_counted():
-        return encode_text(found, kind, inputs)
+    with codes_counted():  # the first and the last of them alone
+        return encode_text(found, kind, inputs, times=0.0)
 
 
 def write_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:

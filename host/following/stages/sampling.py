@@ -111,7 +111,7 @@ def sample(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         of_other = replace(question, model=asked.other.model, positive=asked.other.positive, negative=None)
         stage = _by_turns(stage, sampling_stage(of_other, found.card))
     shapes = shapes_in_model(asked.model, latent)  # a picture for a video's model comes back as a video of one frame
-    found.add(replace(stage, times=calls_of(kind, inputs) * _blocks(question.block, shapes[0])))
+    found.add(replace(stage, times=calls_of(inputs) * _blocks(question.block, shapes[0])))
     with found.mode:
         result = {**latent, "samples": joined([torch.empty(shape) for shape in shapes])}
     return result, result
