@@ -1,6 +1,6 @@
 """Measures this machine: how fast its device is, and what a workflow's convolutions hold inside on its card.
 
-    python3 cli/calibrate.py                  the speed, in half a minute; of a card or of a CPU
+    python3 cli/calibrate.py                  the speed, in about 40 s; of a card or of a CPU
     python3 cli/calibrate.py WORKFLOW.json    and the convolutions of a workflow, in about a minute; of CUDA's cards
 
 Predictions use it from then on. The first takes 1 GB, the second as much as the largest convolution. Not tried on a
