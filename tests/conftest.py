@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from .nightly import at_night, night_tests
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -37,6 +39,14 @@ class NamedAtOnce:
         terminal = self.plugins.get_plugin("terminalreporter")  # which is not there yet when pytest is configured
         if report.failed and terminal is not None:
             terminal.write_line(f"\nfailed: {report.nodeid}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leaves the tests of ``night.txt`` to the night."""
+    listed = set(night_tests())
+    for item in items:
+        if not listed.isdisjoint((item.nodeid, item.nodeid.partition("[")[0])):
+            item.add_marker(at_night)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,12 @@ NIGHTLY = os.environ.get("HEADROOM_NIGHTLY") == "1"
 
 #: Of a test whose case is among another's by day, in a smaller size.
 at_night = pytest.mark.skipif(not NIGHTLY, reason="it takes a minute or more: HEADROOM_NIGHTLY=1")
+
+
+def night_tests() -> list[str]:
+    """The tests of ``night.txt``, as pytest names them."""
+    lines = Path(__file__).with_name("night.txt").read_text(encoding="utf-8").splitlines()
+    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
 
 
 def grid(*choices: Sequence[Any], each: int = 1) -> list[tuple[Any, ...]]:

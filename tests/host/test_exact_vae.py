@@ -223,9 +223,10 @@ def in_dtype(name: str, dtype: torch.dtype) -> comfy.sd.VAE:
     return vae
 
 
-@pytest.mark.parametrize("method", ["auto", "exact"])
-@pytest.mark.parametrize("frames", [3, 8])
-@pytest.mark.parametrize("name", [name for name, kind in AUTOENCODERS.items() if kind.video])
+@pytest.mark.parametrize(
+    ("name", "frames", "method"),
+    grid([name for name, kind in AUTOENCODERS.items() if kind.video], [3, 8], ["auto", "exact"]),
+)
 def test_frames_that_fill_no_cell(name: str, frames: int, method: str) -> None:
     """Some autoencoders drop them, some make use of them: as without the wrapper."""
     kind = AUTOENCODERS[name]

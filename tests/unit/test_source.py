@@ -9,6 +9,8 @@ from pathlib import Path
 
 from headroom.tools.check import checks, suite
 
+from ..nightly import night_tests
+
 ROOT = Path(__file__).parents[2]
 ENGINES = ("attention", "vae", "offload", "memory", "training", "video")
 PARTS = ("graph", *ENGINES, "host", "nodes")
@@ -165,9 +167,9 @@ def test_the_map_is_of_this_tree() -> None:
             assert (ROOT / folder / name).exists(), f"{folder}: {name}"
 
 
-def test_the_slice_names_tests_that_there_are() -> None:
-    """`tools test --fast` would end with pytest's usage error."""
-    for entry in suite.fast_tests():
+def test_the_lists_name_tests_that_there_are() -> None:
+    """`tools test --fast` would end with pytest's usage error, and a test that has another name now run by day."""
+    for entry in (*suite.fast_tests(), *night_tests()):
         file, *names = entry.removeprefix("--deselect=").partition("[")[0].split("::")
         place: ast.AST = ast.parse((ROOT / file).read_text(encoding="utf-8")) if names else ast.Module([], [])
         assert (ROOT / file).exists(), entry
@@ -175,8 +177,11 @@ def test_the_slice_names_tests_that_there_are() -> None:
             inside = {getattr(node, "name", ""): node for node in ast.iter_child_nodes(place)}
             assert name in inside, entry
             place = inside[name]
-    # Parameters too, which only pytest knows.
-    others, _ = suite.by_place(suite.fast_tests())
+
+
+def test_the_lists_name_parameters_that_there_are() -> None:
+    """Which only pytest knows."""
+    others, _ = suite.by_place([*suite.fast_tests(), *night_tests()])
     collected = subprocess.run(
         [str(Path(sys.executable).with_name("pytest")), "-q", "--collect-only", "-p", "no:cacheprovider", *others],
         cwd=ROOT, capture_output=True, text=True, timeout=600,
