@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import importlib.util
 import os
@@ -74,6 +75,7 @@ def median_ratio(seconds: Mapping[str, Sequence[float]], name: str, baseline: st
 
 def peak_bytes(work: Work) -> int:
     """The most bytes alive at once in torch's CPU allocator that ``work`` allocated, its result included."""
+    gc.collect()  # what others left must not be freed within: it would count as less
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         result = work()
     del result

@@ -3,6 +3,7 @@
 `python3 -m tools test` says where it is (HEADROOM_COMFYUI) and where its small checkpoints are (HEADROOM_MODELS).
 """
 
+import asyncio
 import atexit
 import os
 import shutil
@@ -67,6 +68,14 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def extra_nodes() -> None:
+    """Nodes that the host keeps in files of their own, and imports when it starts: once, it takes seconds."""
+    import nodes
+
+    asyncio.run(nodes.init_builtin_extra_nodes())
 
 
 @pytest.fixture(scope="session")

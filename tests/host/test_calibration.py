@@ -1,6 +1,5 @@
 """Measurements of this machine's card: where they are kept, what a workflow asks to be measured, and the refusal."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -139,9 +138,8 @@ def workflow(number: int = 512) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_convolutions_of_a_workflow() -> None:
+def test_convolutions_of_a_workflow(extra_nodes: None) -> None:
     """Of its sampler and of its VAE, with the guidance's batch and the picture's size."""
-    asyncio.run(nodes.init_builtin_extra_nodes())
     found = [ConvolutionCall.parse(line) for line in convolutions_of(workflow(), CARD)]
     assert any(one.x[0] == 2 and one.x[2:] == (64, 64) for one in found), "the sampler's"
     assert any(one.weight[0] == 3 and one.x[2:] == (512, 512) for one in found), "the decoder's last"

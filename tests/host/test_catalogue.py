@@ -1,6 +1,5 @@
 """Public files that are not on this machine: their tensors, their sizes, and what is predicted with them."""
 
-import asyncio
 import importlib.util
 import json
 from pathlib import Path
@@ -11,7 +10,6 @@ import folder_paths
 import pytest
 import torch
 
-import nodes
 from headroom.host.catalogue.entries import PublicFile, bytes_said, public_file, public_files
 from headroom.host.catalogue.networks import NoSuchNetwork, build
 from headroom.host.prediction.header_loading import public_state_dict
@@ -26,6 +24,8 @@ from .conftest import ENVIRONMENT
 from .test_compat import VERSION
 from .workflows import node
 
+pytestmark = pytest.mark.usefixtures("extra_nodes")
+
 FILES = public_files()
 MODELS = [name for name, file in FILES.items() if file.folder == "diffusion_models"]
 MADE_WITH = (0, 30, 0)  # the host whose networks the catalogue names
@@ -33,11 +33,6 @@ since_it_was_made = pytest.mark.skipif(
     VERSION < MADE_WITH, reason="the catalogue names networks that this ComfyUI does not have yet"
 )
 FLUX = ("flux1-dev.safetensors", "clip_l.safetensors", "t5xxl_fp16.safetensors", "ae.safetensors")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def extra_nodes() -> None:
-    asyncio.run(nodes.init_builtin_extra_nodes())
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """`estimate` on workflow files: in this process, and as people run it, with models of real size without weights."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -33,6 +32,8 @@ from . import full_size
 from .conftest import ENVIRONMENT
 from .workflows import node
 
+pytestmark = pytest.mark.usefixtures("extra_nodes")
+
 PACK = Path(__file__).parents[2]
 Workflow = dict[str, Any]
 GB = 2**30
@@ -59,12 +60,6 @@ def estimate(workflow: Workflow | str, folder: Path, *options: str) -> subproces
         [*command, "--base-directory", str(folder), *options],
         capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def extra_nodes() -> None:
-    """Nodes that the host imports when it starts."""
-    asyncio.run(nodes.init_builtin_extra_nodes())
 
 
 @pytest.fixture

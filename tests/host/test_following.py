@@ -1,6 +1,5 @@
 """Nodes that a dry run follows by rules of its own: videos, what looks at pictures, what writes, what guides."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy
 import pytest
 import torch
 
-import nodes
 from headroom.host.following.files import MISSING_VIDEO
 from headroom.host.prediction.encoders import PROMPT
 from headroom.host.workflow.dry_run import DryRun
@@ -20,12 +18,9 @@ from .test_catalogue import since_it_was_made
 from .test_compat import VERSION
 from .workflows import node
 
+pytestmark = pytest.mark.usefixtures("extra_nodes")
+
 trims_videos = pytest.mark.skipif(VERSION < (0, 24, 0), reason="this ComfyUI has no node that trims videos")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def extra_nodes() -> None:
-    asyncio.run(nodes.init_builtin_extra_nodes())
 
 
 @pytest.fixture

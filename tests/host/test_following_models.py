@@ -1,6 +1,5 @@
 """What a dry run follows of models that work together, look back on what they sampled, or keep something of a step."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +7,15 @@ import folder_paths
 import pytest
 import torch
 
-import nodes
 from headroom.host.workflow.dry_run import DryRun
 from headroom.memory.prediction import named_card
 
 from .test_catalogue import since_it_was_made
 from .workflows import node
 
+pytestmark = pytest.mark.usefixtures("extra_nodes")
+
 SD15, DREAMSHAPER = "v1-5-pruned-emaonly-fp16.safetensors", "DreamShaper_8_pruned.safetensors"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def extra_nodes() -> None:
-    asyncio.run(nodes.init_builtin_extra_nodes())
 
 
 @pytest.fixture(autouse=True)

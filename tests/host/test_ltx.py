@@ -1,6 +1,5 @@
 """LTX-2: a video and its sound sampled together, its autoencoder of sound, and what upsamples its latents."""
 
-import asyncio
 import gc
 import json
 from collections.abc import Callable, Iterator
@@ -30,7 +29,7 @@ from .one_step import CPU
 from .test_catalogue import since_it_was_made
 from .test_prediction import load, one_thread, this_cpu  # noqa: F401
 
-pytestmark = since_it_was_made
+pytestmark = [since_it_was_made, pytest.mark.usefixtures("extra_nodes")]
 
 SMALL = {
     "attention_head_dim": 32, "num_attention_heads": 4, "cross_attention_dim": 128, "audio_attention_head_dim": 16,
@@ -142,11 +141,6 @@ def one_call(step: Step) -> Callable[[], object]:
         return comfy.samplers.calc_cond_batch(base, asked, x, torch.full(packed.shape[:1], 0.9), options)
 
     return call
-
-
-@pytest.fixture(scope="module", autouse=True)
-def extra_nodes() -> None:
-    asyncio.run(nodes.init_builtin_extra_nodes())
 
 
 @pytest.fixture(autouse=True)

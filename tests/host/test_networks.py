@@ -1,6 +1,5 @@
 """Nodes that run one network over pictures or sound: what is predicted of them, and what torch's profiler sees."""
 
-import asyncio
 import sys
 from functools import partial
 from pathlib import Path
@@ -30,14 +29,9 @@ from .test_catalogue import since_it_was_made
 from .test_prediction import this_cpu
 from .workflows import node
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "extra_nodes")
 
 ATTENTION = "comfy.ldm.modules.attention"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def extra_nodes() -> None:
-    asyncio.run(nodes.init_builtin_extra_nodes())
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """SeedVR2, predicted: against torch's profiler, and its nodes that cut and join videos and match colours."""
 
-import asyncio
 from typing import Any
 
 import comfy.model_management
@@ -26,14 +25,9 @@ from .test_catalogue import since_it_was_made
 from .test_networks import given_by, shapes_of
 from .test_prediction import load, off_by, one_thread, this_cpu  # noqa: F401  # a fixture
 
-pytestmark = [since_it_was_made, pytest.mark.usefixtures("one_thread")]
+pytestmark = [since_it_was_made, pytest.mark.usefixtures("one_thread", "extra_nodes")]
 
 SHAPE = (1, 16, 2, 12, 16)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def extra_nodes() -> None:
-    asyncio.run(nodes.init_builtin_extra_nodes())
 
 
 def upscaler() -> Song:

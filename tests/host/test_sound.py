@@ -1,6 +1,5 @@
 """Models for sound, predicted: against torch's profiler, and in whole workflows."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from .test_following import empty, followed  # noqa: F401  # a fixture
 from .test_prediction import load, off_by, one_thread, this_cpu  # noqa: F401  # a fixture
 from .workflows import node
 
-pytestmark = since_it_was_made
+pytestmark = [since_it_was_made, pytest.mark.usefixtures("extra_nodes")]
 SONGS = {
     "ace_step": sound_models.ace_step, "ace_step15": sound_models.ace_step15,
     "stable_audio": sound_models.stable_audio, "stable_audio3": sound_models.stable_audio3,
@@ -35,11 +34,6 @@ VAES = {
     "oobleck": sound_models.oobleck, "with_vocoder": sound_models.with_vocoder,
     "with_transformers": sound_models.with_transformers,
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def extra_nodes() -> None:
-    asyncio.run(nodes.init_builtin_extra_nodes())
 
 
 class TestAgainstTheProfiler:

@@ -36,6 +36,8 @@ from . import public_files
 from .conftest import ENVIRONMENT
 from .ui_workflows import Workflow, consistent, overlap
 
+pytestmark = pytest.mark.usefixtures("extra_nodes")
+
 GB = 2**30
 OURS = {one.GET_SCHEMA().node_id: one for one in NODES}
 # What stands in for a model or a text that is too large for tests, and what has its place in a template.
@@ -45,12 +47,6 @@ REAL = {"CheckpointLoaderSimple", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoa
 NAMES = {"ckpt_name", "unet_name", "vae_name", "lora_name", "image", "text"}
 SIZES = {"width", "height", "length", "steps", "cfg", "scale_by", "tile_size", "overlap", "min_tokens", "slice_rows"}
 SIZES |= {"slice_sizes", "strength_model", "vram_budget_gb", "method", "format", "rank", "training_dtype", "lora_dtype"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def extra_nodes() -> None:
-    """Nodes that the host imports when it starts."""
-    asyncio.run(nodes.init_builtin_extra_nodes())
 
 
 @pytest.fixture(params=TEMPLATES)

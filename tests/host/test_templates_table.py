@@ -1,6 +1,5 @@
 """The table of ComfyUI's official templates: a row of one of them, a journal that was cut off, and the page."""
 
-import asyncio
 import importlib.util
 import json
 from pathlib import Path
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-import nodes
 from headroom.tools.templates_table import SIZES, TEMPLATES, names, page, row, rows_of
 
 from .test_catalogue import MADE_WITH
@@ -19,8 +17,7 @@ pytestmark = pytest.mark.skipif(VERSION != MADE_WITH, reason="the templates are 
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
-    asyncio.run(nodes.init_builtin_extra_nodes())
+def folder(extra_nodes: None) -> Path:
     spec = importlib.util.find_spec(TEMPLATES)
     assert spec is not None
     assert spec.origin is not None

@@ -1,6 +1,5 @@
 """How long work takes, as predicted: its kernels against those that run, its steps, and what runs teach."""
 
-import asyncio
 import json
 import os
 import subprocess
@@ -41,15 +40,10 @@ from .families import FAMILIES, load_vae, sample
 from .one_step import one_call
 from .workflows import node, text_to_image, with_headroom
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = pytest.mark.usefixtures("one_thread", "extra_nodes")
 CPU = torch.device("cpu")
 CARD = named_card("sm86", 12.0)
 PACK = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def extra_nodes() -> None:
-    asyncio.run(nodes.init_builtin_extra_nodes())
 
 
 @pytest.fixture(autouse=True)

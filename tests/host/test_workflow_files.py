@@ -36,18 +36,14 @@ from .ui_workflows import between, consistent, graph, in_a_subgraph, node_of, ov
 from .workflows import node
 from .workflows import text_to_image as api_text_to_image
 
+pytestmark = pytest.mark.usefixtures("extra_nodes")
+
 PACK = Path(__file__).parents[2]
 Workflow = dict[str, Any]
 OURS = {one.GET_SCHEMA().node_id: one for one in (*NODES, HeadroomFit)}
 FITTED = {
     "quality": "exact", "vram_gb": 0.0, "gpu": "this machine", "limit": 0.85, "cfg_source": "graph", "verify": "off"
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module", autouse=True)
-def extra_nodes() -> None:
-    """Nodes that the host imports when it starts."""
-    asyncio.run(nodes.init_builtin_extra_nodes())
 
 
 def template_workflows() -> Iterator[tuple[str, Workflow]]:
