@@ -66,7 +66,7 @@ def answer(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """
     content = files.read(options.workflow)
     asked = _checked(options)
-    host.enter(host.find_comfyui(options.comfyui), options.base_directory)
+    host.enter(host.find_comfyui(options.comfyui), options.base_directory, kinds=files.kinds(content))
     prediction = importlib.import_module("headroom.memory.prediction")
     workflows = importlib.import_module("headroom.host.workflow.estimate")
     nodes = importlib.import_module("headroom.nodes").NODES

@@ -44,6 +44,16 @@ def api_nodes(content: Any) -> Any:
     return content["prompt"] if formats.is_request(content) else content
 
 
+def kinds(content: Any) -> set[str]:
+    """The class names of all nodes of a file, those within subgraphs too, and whatever else it calls a type."""
+    if isinstance(content, list):
+        return set().union(*map(kinds, content))
+    if not isinstance(content, dict):
+        return set()
+    named = {value for key, value in content.items() if key in ("class_type", "type") and isinstance(value, str)}
+    return named.union(*map(kinds, content.values()))
+
+
 def as_api(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """The nodes of a file in the API format; that of the browser is converted, for which the host must be there.
 

@@ -8,8 +8,10 @@ import importlib.util
 import logging
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 PACK = Path(__file__).resolve().parent.parent
 
@@ -31,7 +33,9 @@ def find_comfyui(named: str | None = None) -> Path:
     raise NoHost("no ComfyUI here: put the pack into its custom_nodes, or name its folder by --comfyui or COMFYUI_PATH")
 
 
-def enter(comfyui: Path, base: str | None = None, cpu: bool = True, extras: bool = True) -> ModuleType:
+def enter(
+    comfyui: Path, base: str | None = None, cpu: bool = True, extras: bool = True, kinds: Collection[str] | None = None
+) -> ModuleType:
     """Imports the host and the pack; gives the pack back.
 
     Args:
@@ -39,6 +43,7 @@ def enter(comfyui: Path, base: str | None = None, cpu: bool = True, extras: bool
         base: whose ``models``, ``input`` and ``user`` count; the host's own if None.
         cpu: the host is to leave the machine's card alone.
         extras: with the nodes that the host keeps in files of their own, which takes seconds.
+        kinds: only those of its files in which one of these class names stands; None: all.
     """
     before = sys.argv
     sys.argv = ["comfyui", *(["--cpu"] if cpu else []), *(["--base-directory", base] if base else [])]
@@ -50,8 +55,31 @@ def enter(comfyui: Path, base: str | None = None, cpu: bool = True, extras: bool
     sys.argv = before
     nodes = importlib.import_module("nodes")
     if extras:
-        asyncio.run(nodes.init_builtin_extra_nodes())
+        asyncio.run(_load_extras(nodes, kinds))
     return load_pack()
+
+
+async def _load_extras(nodes: ModuleType, kinds: Collection[str] | None) -> None:
+    """Loads the host's own list of files, as the host does, or those of them that are asked for."""
+    load = nodes.load_custom_node
+
+    async def if_named(path: str, *args: Any, **kwargs: Any) -> bool:
+        return not names_one(Path(path), kinds or ()) or bool(await load(path, *args, **kwargs))
+
+    if kinds is not None:
+        nodes.__dict__["load_custom_node"] = if_named
+    try:
+        await nodes.init_builtin_extra_nodes()
+    finally:
+        nodes.__dict__["load_custom_node"] = load
+
+
+def names_one(file: Path, kinds: Collection[str]) -> bool:
+    """Whether a class of these is written in a file, as the host's are: in quotes."""
+    if not file.is_file():
+        return True  # the host tells of it
+    source = file.read_text(encoding="utf-8")
+    return any(f'"{kind}"' in source or f"'{kind}'" in source for kind in kinds)
 
 
 def load_pack() -> ModuleType:
