@@ -24,7 +24,7 @@ class PublicFile(NamedTuple):
     Attributes:
         name: as it is published.
         folder: of the host's models, in which it belongs.
-        parts: networks by the prefix of their tensors.
+        parts: networks by the prefix of their tensors; "{12}" in one stands for 0 to 11.
         stored: how, see :func:`.stored.stored`.
         stored_apart: of parts that are stored in another way, by their prefix.
         kept: in the names of layers that a quantised file leaves in 16 bits.
@@ -34,8 +34,8 @@ class PublicFile(NamedTuple):
         tokenizer: the tensor that holds one.
         metadata: of its header; names of networks stand for their settings, alone or by parts.
         said: how large it is, as its publishers' notes have it, such as "2.33 GB"; empty: they do not say.
-        fitted: whether as many of its first matrices are taken to be in 16 bits as make it as large as is said: which
-            ones a file of several types leaves out is not known.
+        fitted: whether its sizes were chosen so that it is as large as is said. Of a file of several types as many of
+            its first matrices are taken to be in 16 bits: which ones it leaves out is not known.
         confirmed: whether that, or else the total of several files, is what these tensors take.
     """
 
@@ -65,7 +65,8 @@ class PublicFile(NamedTuple):
         shapes: TensorShapes = {}
         for prefix, network in self.parts.items():
             way = self.stored_apart.get(prefix, self.stored)
-            of_part: TensorShapes = {prefix + name: shape for name, shape in build(network, networks).items()}
+            tensors = build(network, networks).items()
+            of_part: TensorShapes = {one + name: shape for one in _each(prefix) for name, shape in tensors}
             result.update(stored(of_part, way, self.kept, self.tables))
             shapes.update(of_part)
         if self.fitted:
