@@ -31,6 +31,7 @@ from .host_answers import (
     few_experts,
     free_memory_answer,
     replaced,
+    resizing,
 )
 
 PROMPT = "a photograph of a lighthouse on a rocky shore at dusk, waves, warm light in the windows"
@@ -146,6 +147,7 @@ def predict_network(
         attending(card),
         moving,
         few_experts(),
+        resizing(),
     ):
         network = held.copied(held.network, mode, held.device or card.device)
         holder = held.with_network(network)
@@ -155,6 +157,7 @@ def predict_network(
             tracker.modules = running
             with answering({"get_free_memory": free_memory_answer(card, tracker)}):
                 results.append(work(holder))
+            tracker.hand_on(results[0])  # a model may ask for a text's tokens
 
         weights = [*network.parameters(), *network.buffers()]
         found = predict(mode, card, weights, run, workspaces, given=given, assumptions=assumptions)

@@ -7,7 +7,7 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import wraps
 from types import ModuleType
 from typing import Any
@@ -26,7 +26,10 @@ _ONE_AT_A_TIME = threading.RLock()
 KITCHEN = "comfy_kitchen."  # its modules keep the matrix by which int8_convrot turns weights
 LIGHTRICKS = "comfy.ldm.lightricks.model", "comfy.ldm.lightricks.embeddings_connector"
 # Gates that choose experts for each token, and at which of their results the choice is.
-GATES = {"comfy.ldm.hidream.model:MoEGate": 0, "comfy.text_encoders.gpt_oss:GptOssTopKRouter": 1}
+GATES = {
+    "comfy.ldm.hidream.model:MoEGate": 0, "comfy.ldm.hunyuan3dv2_1.hunyuandit:MoEGate": 0,
+    "comfy.text_encoders.gpt_oss:GptOssTopKRouter": 1,
+}  # fmt: skip
 SAME_EXPERTS = "which experts a token chooses is not known: all are taken to choose the same, which takes most"
 ATTENTION = "comfy.ldm.modules.attention"
 CHOSEN = ("optimized_attention", "optimized_attention_masked")  # the host's names for its choice
@@ -63,6 +66,16 @@ def uncached() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
 def _rotation(size: int, device: Any = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
     """In the place of comfy-kitchen's, where only its shape counts."""
     return torch.empty(size, size, dtype=dtype, device=device)
+
+
+def resizing() -> AbstractContextManager[None]:
+    """Within it, the host's ``lanczos``, which works on data, gives pictures without data in another size."""
+    return replaced(comfy.utils, "lanczos", _sized)
+
+
+def _sized(samples: Tensor, width: int, height: int) -> Tensor:
+    """(B, C, H, W) in another size."""
+    return samples.new_empty((*samples.shape[:2], height, width))
 
 
 @contextmanager

@@ -46,6 +46,7 @@ from .host_answers import (
     few_experts,
     free_memory_answer,
     replaced,
+    resizing,
 )
 from .networks import Beside, model_without_data, networks_beside, on_card
 
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 # and the last estimate.
 SAMPLER_LATENTS = 5
 COUNTED = "headroom_counted"
+LEVEL = 0.5  # of noise, where all are alike; a model that asks is told
 BOUNDLESS = 2**62
 READ_WRAPPERS = (APPLY_MODEL, DIFFUSION_MODEL, CALC_COND_BATCH)
 ALL = parse_blocks("all")
@@ -129,7 +131,7 @@ def _predicted(step: Step, card: Card, workspaces: Workspaces, sigma: float | No
     mode = fake_mode()
     # Some models move a layer while they run, which torch does in a way that tensors without data do not allow.
     moving = replaced(nn.Module, "_apply", apply_by_exchange)
-    with answering(card_answers(card)), attending(card), few_experts(), moving:
+    with answering(card_answers(card)), attending(card), few_experts(), resizing(), moving:
         stand_in = StandIn.of(step.model, mode, card)
         stand_in.sigma = sigma
         shapes = shapes_in_model(step.model, {"samples": step.latent})
@@ -217,7 +219,8 @@ class StandIn:
                     self.model, held[0], texts, card.device, held[1], mask, seed=0, **told_shapes(shapes)
                 )
                 fake_processed(conds)
-                sigma, options = torch.empty(x.shape[0], device=card.device), self.options()
+                level = LEVEL if self.sigma is None else self.sigma
+                sigma, options = torch.full((x.shape[0],), level, device=card.device), self.options()
                 asked = [conds["positive"], conds["negative"]]
                 if step.cfg == 1.0 and not options.get("disable_cfg1_optimization"):
                     asked[1] = None

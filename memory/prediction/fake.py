@@ -12,6 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils._pytree import tree_map
 
+from .known_numbers import hand_on_numbers
+
 Module = TypeVar("Module", bound=nn.Module)
 
 
@@ -36,7 +38,7 @@ def fake_tensor(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def fake_tree(values: Any, device: torch.device | None = None, memo: dict[int, Tensor] | None = None) -> Any:
-    """The same structure with every tensor faked, on a device or (None) on its own.
+    """The same structure with every tensor faked, on a device or (None) on its own; whole numbers are kept beside it.
 
     Args:
         values: any structure of tensors and other values.
@@ -51,6 +53,7 @@ def fake_tree(values: Any, device: torch.device | None = None, memo: dict[int, T
             return value
         if id(value) not in known:
             known[id(value)] = fake_tensor(value, device or value.device)
+            hand_on_numbers(value, known[id(value)])
         return known[id(value)]
 
     return tree_map(fake, values)

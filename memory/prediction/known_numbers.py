@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     unset_fake_temporarily,
 )
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
@@ -41,6 +42,7 @@ COUNTS_OTHERS = torch.ops.aten.count_nonzero
 # What is said of one fraction that is not known, and of a given number: a scale of weights is hardly ever exactly 1.
 SURELY = {torch.ops.aten.ne.Scalar: True, torch.ops.aten.eq.Scalar: False}
 ZEROS = "headroom_zeros"  # an attribute of a tensor without data: whoever made it knows that it is all zeros
+NUMBERS = "headroom_numbers"  # and one that holds them, from one prediction to the next
 
 
 def state_zeros(tensor: Tensor) -> None:
@@ -51,6 +53,19 @@ def state_zeros(tensor: Tensor) -> None:
 def has_stated_zeros(tensor: Tensor) -> bool:
     """Whether :func:`state_zeros` was said of a tensor."""
     return getattr(tensor, ZEROS, False) is True
+
+
+def hand_on_numbers(tensor: Tensor, stand_in: Tensor) -> None:
+    """Gives whole numbers, as a text's tokens, to what stands without data for the tensor that has them.
+
+    Args:
+        tensor: with data, or one that has been given some.
+        stand_in: of its shape.
+    """
+    numbers = getattr(tensor, NUMBERS, None) if isinstance(tensor, FakeTensor) else tensor
+    if isinstance(numbers, Tensor) and _is_whole(numbers) and numbers.numel() <= MOST:
+        with _without_modes():
+            setattr(stand_in, NUMBERS, numbers.detach().to("cpu", copy=True))
 
 
 class KnownNumbers:
@@ -69,13 +84,27 @@ class KnownNumbers:
         """Gives the numbers of a tensor without data; both of one shape."""
         self._numbers[tensor], self._given[tensor] = numbers, True
 
+    def hand_on(self, results: Any) -> None:
+        """Leaves the whole numbers that are known with the tensors of a result, for what is predicted after it."""
+        for one in tree_iter(results):
+            if isinstance(one, FakeTensor) and _is_whole(one) and self._of(one) is not None:
+                setattr(one, NUMBERS, self._of(one))
+
+    def _of(self, tensor: Any) -> Tensor | None:
+        """The numbers of a tensor; None if they are not known."""
+        if tensor not in self._numbers and hasattr(tensor, NUMBERS):
+            with _without_modes():
+                self._numbers[tensor] = getattr(tensor, NUMBERS).clone()  # which may be written into
+        known: Tensor | None = self._numbers.get(tensor)
+        return known
+
     def answer(self, func: Any, args: tuple[Any, ...]) -> float | bool | None:
         """What an operator that asks for a number gets; None if it is not known, or it does not ask."""
         if func is EQUALS:
             return self._equal(args[0], args[1])
         if func not in ASKS:
             return None
-        known = self._numbers.get(args[0])
+        known = self._of(args[0])
         if known is None:
             return None
         with _without_modes():
@@ -86,10 +115,11 @@ class KnownNumbers:
             return True
         if one.shape != other.shape:
             return False
-        if one not in self._numbers or other not in self._numbers:
+        numbers, others = self._of(one), self._of(other)
+        if numbers is None or others is None:
             return None
         with _without_modes():
-            return torch.equal(self._numbers[one], self._numbers[other])
+            return torch.equal(numbers, others)
 
     def follow(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Takes note of an operator's result, if its numbers are known."""
@@ -101,7 +131,7 @@ class KnownNumbers:
         most = MOST_GIVEN if given else self._most
         if not all(isinstance(one, FakeTensor) and one.numel() <= most for one in results):
             return
-        if func.overloadpacket is COUNTS_OTHERS and args[0] not in self._numbers:
+        if func.overloadpacket is COUNTS_OTHERS and self._of(args[0]) is None:
             with _without_modes():  # what a model computed is taken to have no zero
                 self._numbers[result] = torch.tensor(0 if has_stated_zeros(args[0]) else args[0].numel())
             return
@@ -144,19 +174,19 @@ class KnownNumbers:
         where its operators are to be followed: torch looks for the places, too."""
         found: list[Any] = []
         for index in indices:
-            mask = isinstance(index, Tensor) and index.dtype == torch.bool and index in self._numbers
+            mask = isinstance(index, Tensor) and index.dtype == torch.bool and self._of(index) is not None
             found.extend(index.nonzero().unbind(1) if mask else [index])
         return found
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         given = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
-        if not all(one in self._numbers for one in given) or not (given or func.overloadpacket in COUNTS):
+        if any(self._of(one) is None for one in given) or not (given or func.overloadpacket in COUNTS):
             return None
         if torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.name():
             return None
 
         def known(one: Any) -> Any:
-            return self._numbers[one] if isinstance(one, Tensor) else one
+            return self._of(one) if isinstance(one, Tensor) else one
 
         here = {name: value for name, value in kwargs.items() if name not in ("device", "pin_memory")}
         try:
@@ -168,12 +198,12 @@ class KnownNumbers:
     def _write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Writes into the numbers, too, whose views are views of each other as well; what is written and not known is
         forgotten with all its views."""
-        written = (self._numbers.get(one) for one in _written(func, args, kwargs))
+        written = (self._of(one) for one in _written(func, args, kwargs))
         changed = [numbers.untyped_storage().data_ptr() for numbers in written if numbers is not None]
         if changed and self._computed(func, args, kwargs) is None:
             for tensor, numbers in list(self._numbers.items()):
-                if numbers.untyped_storage().data_ptr() in changed:
-                    del self._numbers[tensor]
+                if numbers is not None and numbers.untyped_storage().data_ptr() in changed:
+                    self._numbers[tensor] = None
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
@@ -182,6 +212,17 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[place] if place < len(args) else kwargs.get(argument.name)
             yield from (one for one in tree_iter(given) if isinstance(one, Tensor))
+
+
+class ListsOfTensors(TorchFunctionMode):
+    """Makes a tensor of a list of tensors without data: torch would look for their data past every mode."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func is torch.tensor and isinstance(args[0], (list, tuple)):
+            args = (tree_map(lambda one: one.item() if isinstance(one, FakeTensor) else one, args[0]), *args[1:])
+        return func(*args, **(kwargs or {}))
 
 
 class CountingModules(TorchDispatchMode):
@@ -207,6 +248,10 @@ class CountingModules(TorchDispatchMode):
                 raise
         self._numbers.follow(func, args, kwargs, result)
         return result
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return tensor.dtype in (torch.int32, torch.int64)
 
 
 def _is_one_fraction(value: Any) -> bool:

@@ -95,6 +95,9 @@ class LiveBytes(TorchDispatchMode):
     def know(self, tensor: Tensor, numbers: Tensor) -> None:
         """Gives the numbers of a tensor that has no data, for code that asks about them; one with data has its own."""
 
+    def hand_on(self, results: Any) -> None:
+        """Leaves the whole numbers that are known with tensors without data, for what is predicted after them."""
+
     def leave_out(self, tensors: Iterable[Any]) -> None:
         """Does not count these tensors and their views, which belong to somebody else."""
         self._others = [

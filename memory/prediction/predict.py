@@ -18,7 +18,7 @@ from ..speed.kernels import KernelCosts, count, flops_of
 from .assumed import assumed
 from .card import Card
 from .fused_attention import FusedAttention
-from .known_numbers import KnownNumbers
+from .known_numbers import KnownNumbers, ListsOfTensors
 from .live_bytes import LiveBytes
 from .repeats import Repeats
 from .workspace import DOCUMENTED, Workspaces
@@ -118,6 +118,7 @@ def predict(
     with contextlib.ExitStack() as stack:
         stack.enter_context(mode)
         stack.enter_context(torch.no_grad())
+        stack.enter_context(ListsOfTensors())
         tracker.leave_out(tree_leaves(given))
         tracker.add(tree_leaves(list(weights)))
         held = tracker.peak = tracker.live
@@ -178,6 +179,10 @@ class _WithoutData(LiveBytes):
     def know(self, tensor: Tensor, numbers: Tensor) -> None:
         """Gives the numbers of a tensor, for code that asks about them."""
         self._numbers.know(tensor, numbers)
+
+    def hand_on(self, results: Any) -> None:
+        """Leaves the whole numbers that are known with the tensors of a result."""
+        self._numbers.hand_on(results)
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         answer = self._numbers.answer(func, args)

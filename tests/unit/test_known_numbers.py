@@ -1,6 +1,7 @@
 """What code asks about numbers without data gets the answer that the numbers would give."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from headroom.memory.prediction import (
     CountingModules,
     LiveBytes,
     fake_mode,
+    fake_tree,
     has_stated_zeros,
     named_card,
     predict,
@@ -161,3 +163,63 @@ def test_of_numbers_that_are_given_more_go_along() -> None:
 
     predict(fake_mode(), card, [], work)
     assert answers == [(float("inf"), 2**16)]
+
+
+def between(first: Callable[[], Any], second: Callable[[Any], object]) -> object:
+    """What a second prediction asks of the first one's result, on another device."""
+    mode, card = fake_mode(), named_card("sm86", 8.0)
+    made: list[Any] = []
+    answers: list[object] = []
+
+    def encode(tracker: LiveBytes) -> None:
+        made.append(first())
+        tracker.hand_on(made[0])
+
+    predict(mode, card, [], encode)
+    with mode:
+        given = fake_tree(made[0], torch.device("cpu"))
+    predict(mode, card, [], lambda _: answers.append(second(given)))
+    return answers[0]
+
+
+class TestFromOnePredictionToTheNext:
+    def test_tokens_are_known(self) -> None:
+        text = between(lambda: {"tokens": torch.tensor([[5, 7, 7]])}, lambda text: text["tokens"][0].tolist())
+        assert text == [5, 7, 7]
+
+    def test_of_a_tensor_with_data_too(self) -> None:
+        tokens = torch.tensor([[3, 4]], dtype=torch.int32)
+        mode, card = fake_mode(), named_card("sm86", 8.0)
+        with mode:
+            given = fake_tree([tokens], card.device)
+        answers: list[object] = []
+        predict(mode, card, [], lambda _: answers.append(int((given[0] == 4).nonzero()[0, 1])))
+        assert answers == [1]
+
+    def test_what_is_computed_is_not(self) -> None:
+        with pytest.raises(CannotPredict, match="depends on data"):
+            between(lambda: torch.tensor([[0.5, 0.25]]), lambda text: text.sum().item())
+
+    def test_writing_leaves_them_to_others(self) -> None:
+        """Two guidances share a text; one writes into its tokens."""
+        tokens, mode, card = torch.tensor([1, 2]), fake_mode(), named_card("sm86", 8.0)
+        with mode:
+            given = fake_tree(tokens, card.device)
+        answers: list[object] = []
+        for _ in range(2):
+            predict(mode, card, [], lambda _: answers.append(given.add_(1).tolist()))
+        assert answers == [[2, 3], [2, 3]]
+
+    def test_what_is_written_and_not_known_is_forgotten(self) -> None:
+        with pytest.raises(CannotPredict, match="depends on data"):
+            between(
+                lambda: torch.tensor([1, 2]),
+                lambda text: text.copy_(torch.empty(2, dtype=torch.int64, device=text.device)).sum().item(),
+            )
+
+
+@pytest.mark.parametrize("mode", [torch.tensor, torch.stack])
+def test_a_tensor_of_a_list_of_tensors(mode: Any) -> None:
+    """``torch.tensor`` asks each of them for its number."""
+    question: Question = lambda mask: mode([mask[0].sum(), mask[1].sum()]).tolist()  # noqa: E731
+    assert asked(question, "sm86") == [3, 2]

@@ -15,7 +15,6 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-import comfy.utils
 import torch
 from comfy import clip_vision
 from comfy.model_patcher import ModelPatcher
@@ -35,7 +34,6 @@ from ..calling import Outputs, first_line, outputs
 from ..findings import NOTHING, Findings, Follow
 from ..inputs import Inputs, NotFollowed
 from ..loading import load
-from ..plain import sized
 from . import found_in_pictures as pictured
 from .coding import encodes_counted
 from .encoders import encoder_stage
@@ -143,7 +141,6 @@ def _instead(runs: Runs, run: Callable[..., Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for name in ("numpy", "__float__") if runs.ends_at_numbers else ("numpy",):
             stack.enter_context(replaced(FakeTensor, name, left))
-        stack.enter_context(replaced(comfy.utils, "lanczos", sized))
         for path, function in runs.instead.items():
             where, _, name = path.partition(":")
             own = _module_of(run)
