@@ -18,11 +18,13 @@ SAME = {
     "LoraLoader": ("model", "clip"), "LoraLoaderModelOnly": ("model",), REPORT: ("anything",),
     ESTIMATE: ("samples",), TRAINING_ESTIMATE: ("model",), COMPARE: (), "SaveLoRA": (), "LossGraphNode": (),
     "LoraModelLoader": ("model",), "HeadroomLocalAttention": ("model",),
-    "SaveImage": (), "PreviewImage": (), "SaveLatent": (),
-    "SaveAnimatedWEBP": (), "SaveAnimatedPNG": (), "SaveWEBM": (), "SaveVideo": (), "SaveImageAdvanced": (),
-    "ImageCompare": (), "SaveText": (), "SaveGLB": (), "Preview3D": (), "SaveAudio": ("audio",),
+    # Newer hosts hand on what is saved and shown.
+    "SaveImage": ("images",), "PreviewImage": ("images",), "SaveLatent": (),
+    "SaveAnimatedWEBP": ("images",), "SaveAnimatedPNG": ("images",), "SaveWEBM": ("images",), "SaveVideo": ("video",),
+    "SaveImageAdvanced": ("images",), "ImageCompare": (), "SaveText": ("text",), "SaveGLB": (), "Preview3D": (),
+    "SaveAudio": ("audio",),
     "SaveAudioMP3": ("audio",), "SaveAudioOpus": ("audio",), "SaveAudioAdvanced": ("audio",),
-    "PreviewAudio": ("audio",), "MaskPreview": (), "Note": (),
+    "PreviewAudio": ("audio",), "MaskPreview": ("mask",), "Note": (),
     "Canny": ("image",), "ImageQuantize": ("image",), "ImageBlur": ("image",), "ImageSharpen": ("image",),
     "GrowMask": ("mask",), "DrawBBoxes": ("image",), "LatentApplyOperation": ("samples",),
     "LatentApplyOperationCFG": ("model",),
@@ -42,7 +44,7 @@ SONG = ("TextEncodeAceStepAudio1.5",)  # text encoders that may sketch the sound
 WRITES = ("TextGenerate", "TextGenerateLTX2Prompt")  # text encoders that write
 VISION, DUAL_GUIDER, TWO_MODELS = "CLIPVisionEncode", "DualCFGGuider", "DualModelGuider"
 BY_BLOCKS, TRACKS = "SamplerARVideo", "GenerateTracks"
-PICTURE, SIZE, ZEROS = "LoadImage", "GetImageSize", "ConditioningZeroOut"
+APART = PICTURE, SIZE, PAINTER, ZEROS = "LoadImage", "GetImageSize", "Painter", "ConditioningZeroOut"
 # Nodes that are run as they are: they make, cut and describe tensors, and patch models.
 PLAIN = (
     "EmptyLatentImage", "EmptySD3LatentImage", "EmptyFlux2LatentImage", "EmptyHunyuanLatentVideo",
@@ -103,5 +105,5 @@ NEUTRAL = (
 
 def is_neutral(kind: str) -> bool:
     """Whether a node by itself takes no memory of a card. Ours decide what others take."""
-    plain = (*SAME, *SETTINGS, *GUIDERS, DUAL_GUIDER, TWO_MODELS, TRACKS, *PLAIN, PICTURE, SIZE, ZEROS, *NEUTRAL)
+    plain = (*SAME, *SETTINGS, *GUIDERS, DUAL_GUIDER, TWO_MODELS, TRACKS, *PLAIN, *APART, *NEUTRAL)
     return kind in plain and not kind.startswith("Headroom")

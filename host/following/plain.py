@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import comfy.utils
 import torch
 from torch import Tensor
 
 from ...memory.prediction import state_zeros
 from ..core.given import is_conditioning
 from ..prediction.header_loading import loading_headers
-from ..prediction.host_answers import replaced
+from ..prediction.host_answers import resizing
 from .calling import Outputs
 from .findings import Findings
 from .inputs import Inputs, NotFollowed
@@ -25,8 +24,7 @@ def run_plainly(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     inputs.update({name: value for name, value in WITHOUT_DATA.items() if name in inputs})
     if isinstance(inputs.get(TRACKED), dict):  # what tracks change of a latent is not its shape
         inputs[TRACKED] = None
-    resizing = replaced(comfy.utils, "lanczos", sized)
-    with encodes_counted(found, inputs) as counted, loading_headers(found.mode, found.card), resizing:
+    with encodes_counted(found, inputs) as counted, loading_headers(found.mode, found.card), resizing():
         return found.nodes.call(kind, counted)
 
 
@@ -46,6 +44,17 @@ def size_of(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     return image.shape[2], image.shape[1], image.shape[0]
 
 
+def painted(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """What the host's Painter gives: a picture (1, H, W, 3), of another's size or one of its own, and the mask of what
+    was painted, (1, H, W). The host's own reads and writes files."""
+    image = inputs.get("image")
+    if image is not None and (not isinstance(image, Tensor) or image.ndim != 4):
+        raise NotFollowed(f"{kind}: image gets no picture")
+    height, width = (int(inputs.number(name)) for name in ("height", "width")) if image is None else image.shape[1:3]
+    with found.mode:
+        return torch.empty(1, height, width, 3), torch.empty(1, height, width)
+
+
 def tracks(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """What the host's GenerateTracks gives, whose points are numbers of its own: paths (T, N, 2), where each is seen
     (T, N), and how many frames they have."""
@@ -55,8 +64,3 @@ def tracks(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     with found.mode:
         paths, seen = torch.empty(frames, number, 2), torch.ones(frames, number, dtype=torch.bool)
     return {"track_path": paths, "track_visibility": seen}, frames
-
-
-def sized(samples: Tensor, width: int, height: int) -> Tensor:
-    """Stands for the host's ``lanczos``, which works on data: (B, C, H, W) in another size."""
-    return samples.new_empty((*samples.shape[:2], height, width))

@@ -22,6 +22,7 @@ from ..following.kinds import (
     DUAL_GUIDER,
     ENCODING,
     LOADERS,
+    PAINTER,
     PICTURE,
     PLAIN,
     SAME,
@@ -167,6 +168,7 @@ def _followers() -> Iterator[tuple[Iterable[str], Follow]]:
     yield loading.GGUF_LOADERS, loading.tell_of_gguf
     yield (PICTURE,), files.read_picture
     yield (SIZE,), plain.size_of
+    yield (PAINTER,), plain.painted
     yield (ZEROS,), plain.set_to_zeros
     yield (*PLAIN, *ENCODING), plain.run_plainly
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...core.latents import parts_of
 from ...prediction.stages import coding_stage
@@ -36,15 +37,24 @@ def decode_sound(found: Findings, kind: str, inputs: Inputs) -> Outputs:
 def encode_sound(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """LATENT of a sound, which the node brings to the VAE's rate first."""
     vae, (waveform, rate) = inputs.vae(), sound_of(inputs, "audio")
-    ratio = _ratio(kind, vae.downscale_ratio)
     length = resampled(waveform.shape[2], rate, getattr(vae, "audio_sample_rate", USUAL_RATE))
-    if length < ratio:
-        raise NotFollowed(f"{kind}: audio is shorter than one value of a latent, {int(ratio)} samples")
     with found.mode:
         x = torch.empty(waveform.shape[0], length, waveform.shape[1])
-        latent = torch.empty(waveform.shape[0], *_latent_sizes(kind, vae), int(length // ratio))
+        latent = latent_of_sound(kind, vae, x)
     found.add(coding_stage(Coding(vae, x, encodes=True), found.card))
     return ({"samples": latent},)
+
+
+def latent_of_sound(kind: str, vae: Any, x: Tensor) -> Tensor:
+    """The latent of a sound (B, L, C), without data. Call it in a fake mode.
+
+    Raises:
+        NotFollowed: the VAE is none for sound, or the sound is too short for it.
+    """
+    ratio = _ratio(kind, vae.downscale_ratio)
+    if x.shape[1] < ratio:
+        raise NotFollowed(f"{kind}: audio is shorter than one value of a latent, {int(ratio)} samples")
+    return torch.empty(x.shape[0], *_latent_sizes(kind, vae), int(x.shape[1] // ratio))
 
 
 def _ratio(kind: str, ratio: Any) -> float:

@@ -19,6 +19,10 @@ from ...vae.wrapper import LowMemoryVAE, low_memory_vae
 from ..calling import Outputs
 from ..findings import NOTHING, Findings
 from ..inputs import Inputs, of_the_workflow, vae_settings
+from .audio import latent_of_sound
+
+VAES = ("vae", "audio_vae")  # inputs by which nodes encode within
+SOUND_DIMENSIONS = 3
 
 
 def code(found: Findings, kind: str, inputs: Inputs) -> Outputs:
@@ -52,31 +56,35 @@ def wrap(found: Findings, kind: str, inputs: Inputs) -> Outputs:
 
 
 class CountingVAE(ShapesOfVAE):
-    """A VAE for nodes that encode pictures within: it tells what it encodes, and gives latents without data.
+    """A VAE for nodes that encode pictures or sounds within: it tells what it encodes, and gives latents without data.
 
     Args:
+        kind: of the node.
         vae: whose shapes they have.
-        encoded: gets the pixels (B, H, W, C) of each encode.
+        encoded: gets the VAE and the pixels (B, H, W, C), or the sound (B, L, C), of each encode.
     """
 
-    def __init__(self, vae: Any, encoded: Callable[[Tensor], None]) -> None:
+    def __init__(self, kind: str, vae: Any, encoded: Callable[[Any, Tensor], None]) -> None:
         super().__init__(vae)
-        self._encoded = encoded
+        self._kind, self._encoded = kind, encoded
 
     def encode(self, pixel_samples: Tensor) -> Tensor:
         """As the VAE's."""
-        self._encoded(pixel_samples)
+        self._encoded(self.vae, pixel_samples)
+        if pixel_samples.ndim == SOUND_DIMENSIONS:
+            return latent_of_sound(self._kind, self.vae, pixel_samples)
         return super().encode(pixel_samples)
 
 
 @contextmanager
 def encodes_counted(found: Findings, inputs: Inputs) -> Iterator[Inputs]:
-    """Within it, a node may encode pictures by its VAE; each encode is a stage of its own, added afterwards."""
-    if inputs.get("vae") is None:
-        yield inputs
-        return
-    vae = inputs.vae()
-    encoded: list[Tensor] = []
-    yield Inputs(inputs.kind, {**inputs, "vae": CountingVAE(vae, encoded.append)})
-    for pixels in encoded:
-        found.add(coding_stage(Coding(vae, pixels, encodes=True), found.card))
+    """Within it, a node may encode by its VAEs; each encode is a stage of its own, added afterwards."""
+    encoded: list[tuple[Any, Tensor]] = []
+
+    def note(vae: Any, x: Tensor) -> None:
+        encoded.append((vae, x))
+
+    counted = {name: CountingVAE(inputs.kind, inputs.vae(name), note) for name in VAES if inputs.get(name) is not None}
+    yield Inputs(inputs.kind, {**inputs, **counted})
+    for vae, x in encoded:
+        found.add(coding_stage(Coding(vae, x, encodes=True), found.card))

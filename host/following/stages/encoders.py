@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import chain, repeat
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ....memory.prediction import Prediction, Stage
+from ...core.internals import find
 from ...measure.calibrated import workspaces_for
 from ...measure.speeds import kind_of
 from ...offload.budget import least_weights
@@ -24,6 +26,10 @@ from .codes import codes_counted
 from .coding import encodes_counted
 
 WRITING = "comfy.text_encoders.llama"  # the host's module of text encoders that write
+LISTENER = "comfy.text_encoders.gemma4:Gemma4_Tokenizer"
+# Of the spectra that Gemma 4 hears: samples a second, what a sound is padded to a multiple of, from frame to frame,
+# in a frame, and how many bands (the model's audio configuration).
+HEARD_RATE, PADDED, HOP, WINDOW, BANDS = 16000, 128, 160, 321, 128
 
 
 def encode_text(found: Findings, kind: str, inputs: Inputs, times: float = 1.0) -> Outputs:
@@ -63,7 +69,7 @@ def write_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         return outputs(kind, write(clip=stand_in))
 
     spaces, given = workspaces_for(found.card), list(inputs.values())
-    with _without_its_bar():
+    with _without_its_bar(), _listening():
         prediction, _ = predict_encoding(clip, found.card, run, found.mode, spaces, given)
     found.add(encoder_stage("text", prediction, clip.patcher, clip.cond_stage_model, method="written"))
     found.notes.append(f"what {kind} writes is taken to be of usual length")
@@ -74,6 +80,24 @@ def _without_its_bar() -> AbstractContextManager[None]:
     """Within it, the host draws no bar of words in the terminal: nothing is written."""
     module = sys.modules.get(WRITING)
     return replaced(module, "tqdm", lambda words, **_: words) if hasattr(module, "tqdm") else nullcontext()
+
+
+@contextmanager
+def _listening() -> Iterator[None]:
+    """Within it, Gemma 4 hears a sound without data, whose spectrum the host computes by numpy."""
+    listener = find(LISTENER)
+    if listener is None:  # an older host
+        yield
+        return
+    with replaced(listener, "_extract_audio_features", _spectrum):
+        yield
+
+
+def _spectrum(tokenizer: Any, waveform: Tensor, rate: int) -> tuple[Tensor, Tensor]:
+    """What Gemma 4 gets of a sound (..., L): its spectrum (T, 128), and which of its T frames end within the sound."""
+    samples = -(-waveform.shape[-1] * HEARD_RATE // rate)
+    frames = (-(-samples // PADDED) * PADDED + HOP - WINDOW) // HOP + 1
+    return waveform.new_empty(frames, BANDS), torch.arange(frames) * HOP + WINDOW - 1 < HOP + samples
 
 
 def _write_two_words(network: Any) -> None:
