@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,9 +11,10 @@ from typing import Any
 
 from ...graph.to_api import DYNAMIC
 from ..core.nodes import node_classes
-from .inputs import Inputs, NotFollowed
+from .inputs import FileMissing, Inputs, NotFollowed
 
 Outputs = tuple[Any, ...]
+NOT_FOUND = re.compile(r"Model in folder '(.+)' with filename '(.+)' not found")  # as the host says it
 GROWING = "COMFY_AUTOGROW_V3"  # the type of an input that has as many values as are connected
 
 
@@ -56,6 +58,8 @@ class Nodes:
             return outputs(kind, run())
         except NotFollowed:
             raise
+        except FileNotFoundError as error:
+            raise file_missing(kind, error) from error
         except Exception as error:
             # Code of others, on tensors without data and inputs that nobody has checked: it may raise anything.
             raise NotFollowed(f"{kind}: {first_line(error)}") from error
@@ -104,6 +108,15 @@ def with_choices(node: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
             brought = {key: result.pop(key) for key in inputs if key.startswith(f"{name}.")}
             result[name] = {name: inputs[name], **{key.partition(".")[2]: value for key, value in brought.items()}}
     return result
+
+
+def file_missing(kind: str, error: FileNotFoundError) -> FileMissing:
+    """What is said where the host does not find one of its models."""
+    found = NOT_FOUND.search(first_line(error))
+    if found is None:
+        return FileMissing(f"{kind}: {first_line(error)}")
+    folder, name = found.groups()
+    return FileMissing(f"{kind}: {name} is not there, nor in the catalogue: download it into models/{folder}")
 
 
 def outputs(kind: str, result: Any) -> Outputs:

@@ -23,6 +23,14 @@ class NotFollowed(Exception):
     """A node that a dry run does not follow; the message says why."""
 
 
+class NotReached(NotFollowed):
+    """It waits for a node that is not followed."""
+
+
+class FileMissing(NotFollowed):
+    """It loads a file that is not there, and that the catalogue does not have."""
+
+
 @dataclass(frozen=True)
 class Guided:
     """What a guider gives to a sampler.

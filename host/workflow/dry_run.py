@@ -16,7 +16,7 @@ from ...memory.prediction import CannotPredict, Card, Forecast, Stage, require_w
 from ..following import files, loading, plain, sounds
 from ..following.calling import Outputs, first_line
 from ..following.findings import NOTHING, Findings, Follow, of_this_world
-from ..following.inputs import Inputs, NotFollowed
+from ..following.inputs import FileMissing, Inputs, NotFollowed, NotReached
 from ..following.kinds import (
     BY_BLOCKS,
     DUAL_GUIDER,
@@ -56,6 +56,8 @@ class DryRun:
         ours: this pack's nodes by their ids, where the host has not loaded them.
         found: what the nodes that were followed add up to.
         unknown: nodes that were not followed, with the reason.
+        waiting: those of them that wait for others of them.
+        missing: those of them that lack a file.
         results: what the nodes that were followed give, tensors without data.
     """
 
@@ -63,6 +65,8 @@ class DryRun:
     card: Card
     ours: Mapping[str, Any] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
     results: dict[str, Outputs] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,6 +104,10 @@ class DryRun:
                 self.results[number] = of_this_world(kind, self._node(kind, Inputs(kind, values), constants))
             except NotFollowed as error:
                 self.unknown[number] = str(error)
+                if isinstance(error, NotReached):
+                    self.waiting.add(number)
+                if isinstance(error, FileMissing):
+                    self.missing.add(number)
             except REASONS as error:
                 self.unknown[number] = f"{kind}: {first_line(error)}"
         return self
@@ -132,7 +140,7 @@ class DryRun:
             return value
         number, output = value
         if not 0 <= output < len(self.results.get(number, ())):
-            raise NotFollowed(f"needs node {number}, {self.workflow[number]['class_type']}, which is not known")
+            raise NotReached(f"needs node {number}, {self.workflow[number]['class_type']}, which was not followed")
         return self.results[number][output]
 
     def _node(self, kind: str, inputs: Inputs, constants: Collection[str]) -> Outputs:

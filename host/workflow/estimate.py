@@ -171,11 +171,10 @@ def estimate_workflow(
     run = DryRun(without_switches(_without_writing(follow_cfg(workflow))), card, ours=ours or {}).run()
     unknown = tuple(f"node {number}: {why}" for number, why in run.unknown.items())
     if not run.stages:
-        reasons = "; ".join(unknown) or "no sampler, no VAE, no text"
+        reasons = "; ".join(_not_followed(run)) or "no sampler, no VAE, no text"
         raise NothingToPredict(f"nothing to predict in this workflow: {reasons}", run.complete)
-    notes = tuple(
-        dict.fromkeys([*_from_the_catalogue(run), *run.notes, *(f"not followed: {line}" for line in unknown)])
-    )
+    not_followed = (f"not followed: {line}" for line in _not_followed(run))
+    notes = tuple(dict.fromkeys([*_from_the_catalogue(run), *not_followed, *run.notes]))
     if not run.complete:
         notes = (INCOMPLETE, *notes)
     absent = tuple(run.absent.used.values())
@@ -192,6 +191,19 @@ def _from_the_catalogue(run: DryRun) -> Iterator[str]:
         doubt = "" if file.confirmed else "; no published size confirms the entry"
         size = format_bytes(file.nbytes)
         yield f"{file.name} ({size}, models/{file.folder}) is not there: from the catalogue, not from your file{doubt}"
+
+
+def _not_followed(run: DryRun) -> Iterator[str]:
+    """What was not followed, a line for each reason: files that are missing, other nodes, how many wait for these."""
+    reasons: dict[str, list[str]] = {}
+    alone = [number for number in run.unknown if number not in run.waiting]
+    for number in sorted(alone, key=lambda one: one not in run.missing):
+        reasons.setdefault(run.unknown[number], []).append(number)
+    for why, numbers in reasons.items():
+        yield f"node{'s' * (len(numbers) > 1)} {', '.join(numbers)}: {why}"
+    if run.waiting:
+        count = len(run.waiting)
+        yield f"{count} node{'s' * (count > 1)} that need{'s' * (count == 1)} what these would give"
 
 
 def estimate_beside(workflow: Prompt, terms: Terms) -> WorkflowAnswer:

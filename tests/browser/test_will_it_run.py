@@ -20,6 +20,11 @@ LIMIT = "Headroom.MakeItFit.Limit"
 BARS = (
     """(box) => [...box.querySelectorAll("[data-kind]")].map(({ dataset }) => [dataset.kind, Number(dataset.bytes)])"""
 )
+IS_SEEN = """(id) => {
+    const [left, top, width, height] = app.canvas.ds.visible_area;
+    const [x, y] = app.rootGraph.getNodeById(id).pos;
+    return left < x && x < left + width && top < y && y < top + height;
+}"""
 
 
 def dialog(page: Page) -> Locator:
@@ -43,10 +48,7 @@ def test_each_stage_has_a_bar_that_leads_to_its_node(page: Page) -> None:
         assert rows.get_by_text(name).count() == 1
     page.evaluate("app.canvas.ds.offset = [9999, 9999]")
     rows.get_by_text("sampling · KSampler").click()
-    left, top, width, height = page.evaluate("[...app.canvas.ds.visible_area]")
-    x, y = page.evaluate("[...app.rootGraph.getNodeById(5).pos]")
-    assert left < x < left + width
-    assert top < y < top + height
+    page.wait_for_function(IS_SEEN, arg=5)  # once the canvas is drawn again
     shown.get_by_text("All of the report").click()
     assert "RAM for weights" in shown.inner_text()
     page.keyboard.press("Escape")

@@ -21,6 +21,7 @@ from headroom.host.following.kinds import NEUTRAL
 from headroom.host.following.stages import sampling
 from headroom.host.prediction.header_loading import loading_headers
 from headroom.host.workflow.dry_run import DryRun
+from headroom.host.workflow.estimate import estimate_workflow
 from headroom.memory.prediction import Forecast, Verdict, fake_mode, named_card
 from headroom.nodes import NODES
 from headroom.nodes.local_attention import HeadroomLocalAttention
@@ -472,7 +473,28 @@ def test_workflows_that_do_not_hold_together(link: str, said: str) -> None:
 def test_a_model_that_is_not_there() -> None:
     workflow = sd15()
     workflow["1"]["inputs"]["ckpt_name"] = "nowhere.safetensors"
-    assert "nowhere.safetensors" in DryRun(workflow, named_card("sm86", 8.0)).run().unknown["1"]
+    run = DryRun(workflow, named_card("sm86", 8.0)).run()
+    assert run.unknown["1"] == (
+        "CheckpointLoaderSimple: nowhere.safetensors is not there, nor in the catalogue: download it into"
+        " models/checkpoints"
+    )
+    assert (run.missing, "6" in run.waiting) == ({"1"}, True)
+
+
+@pytest.mark.usefixtures("models")
+def test_what_is_missing_is_told_first_and_what_waits_for_it_is_counted() -> None:
+    workflow = sd15()
+    others = {f"{one}0": node("SomebodysUpscaler", model=["1", 0]) for one in (2, 3)}
+    loader = {"50": node("UNETLoader", unet_name="nowhere.safetensors", weight_dtype="default")}
+    waiting = {"51": node("ModelSamplingSD3", model=["50", 0], shift=3.0), "52": node("CFGNorm", model=["51", 0])}
+    found = estimate_workflow({**workflow, **others, **loader, **waiting}, named_card("sm86", 8.0), 0.85)
+    told = [line for line in found.text.splitlines() if "not followed: " in line]
+    assert [line.partition("not followed: ")[2] for line in told] == [
+        "node 50: UNETLoader: nowhere.safetensors is not there, nor in the catalogue: download it into"
+        " models/diffusion_models",
+        "nodes 20, 30: SomebodysUpscaler is not known",
+        "2 nodes that need what these would give",
+    ]
 
 
 def test_a_file_of_another_kind(tmp_path: Path) -> None:
