@@ -2374,6 +2374,50 @@ COMMANDS = (
 )
 
 SPEED = "unit/test_speed.py host/test_time.py"
+FOLLOWED = "host/test_followed_data.py"
+FOLLOWED_DATA = (
+    *_of(
+        "memory/prediction/known_numbers.py",
+        "unit/test_known_numbers.py",
+        (
+            "numbers: what is stated of a tensor is written over",
+            "getattr(tensor, NUMBERS).clone()",
+            "getattr(tensor, NUMBERS)",
+        ),
+        ("numbers: what was forgotten is stated again", "self._numbers[tensor] = None", "del self._numbers[tensor]"),
+        ("numbers: none go to the next prediction", "setattr(one, NUMBERS, self._of(one))", "pass"),
+    ),
+    *_of(
+        "host/following/stages/encoders.py",
+        FOLLOWED,
+        ("followed: a sound is heard at its own rate", "waveform.shape[-1] * HEARD_RATE // rate", "waveform.shape[-1]"),
+    ),
+    *_of(
+        "host/following/plain.py",
+        FOLLOWED,
+        ("followed: what is painted has a size of its own", "if image is None else image.shape[1:3]", ""),
+    ),
+    *_of(
+        "host/prediction/host_answers.py",
+        FOLLOWED,
+        ("followed: experts of shapes choose", '"comfy.ldm.hunyuan3dv2_1.hunyuandit:MoEGate": 0,', ""),
+    ),
+    *_of(
+        "host/workflow/estimate.py",
+        "host/test_estimate_cli.py",
+        ("estimate: files that are missing are told last", "one not in run.missing", "one in run.missing"),
+    ),
+    *_of(
+        "cli/host.py",
+        FOLLOWED,
+        (
+            "estimate: all files of the host's are read as if they had the node",
+            "for kind in kinds)",
+            "for kind in kinds) or True",
+        ),
+    ),
+)
+
 TIMES = (
     *_of(
         "memory/speed/kernels.py",
@@ -2395,6 +2439,7 @@ TIMES = (
         "memory/speed/history.py",
         SPEED,
         ("time: all runs count alike", "1 / (near + math.log(seconds / run.predicted) ** 2)", "1.0"),
+        ("time: a run that was far off teaches all others", "run.within(FAR) for", "run for"),
     ),
     *_of(
         "host/following/steps.py",
@@ -2426,5 +2471,5 @@ TIMES = (
 
 MUTATIONS = (
     *ATTENTION, *VAE, *OFFLOAD, *MEMORY, *GRAPHS, *CORE, *MEASURE, *SAMPLING, *OVERRIDES, *CASTS, *BUDGETS, *VAES,
-    *PREDICTIONS, *PLANNING, *WORKFLOWS, *SERVERS, *NODES, *COMMANDS, *TIMES,
+    *PREDICTIONS, *PLANNING, *WORKFLOWS, *SERVERS, *NODES, *COMMANDS, *TIMES, *FOLLOWED_DATA,
 )  # fmt: skip

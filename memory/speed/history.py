@@ -12,6 +12,7 @@ MOST_RUNS = 8  # of a model: what is older may be of other drivers
 # figures count as one that is far away.
 NEAR, OTHERS = 0.01, 1.0
 WIDE, FIGURES = 1.0, 0.3
+FAR = 2.0  # what of a run is further off its figures than this is its model's own affair, and teaches no other
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class TimedRun:
     @property
     def ratio(self) -> float:
         return self.measured / self.predicted
+
+    def within(self, most: float) -> TimedRun:
+        """The same, at most so many times as long as was predicted, and at least so small a share of it."""
+        return replace(self, measured=self.predicted * min(max(self.ratio, 1 / most), most))
 
 
 @dataclass(frozen=True)
@@ -65,7 +70,7 @@ class History:
     def _after(self, own: Sequence[TimedRun], model: str, seconds: float) -> float:
         if seconds <= 0:
             return 1.0
-        others = [run for name, some in self.runs.items() if name != model for run in some]
+        others = [run.within(FAR) for name, some in self.runs.items() if name != model for run in some]
         return math.exp(_mean(own, seconds, NEAR, _mean(others, seconds, WIDE, 0.0, FIGURES), OTHERS))
 
 

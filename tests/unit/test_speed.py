@@ -229,9 +229,9 @@ def test_every_card_that_can_be_named_has_figures() -> None:
 
 
 def test_a_model_takes_as_much_longer_as_it_did() -> None:
-    history = History().with_run("a", TimedRun(1.0, 2.0)).with_run("b", TimedRun(1.0, 4.0))
-    assert history.factor("a", 1.0) == pytest.approx(2.0, rel=0.01)
-    assert 2.0 < history.factor("another", 1.0) < 8**0.5  # as the others here, in the middle, and a little less
+    history = History().with_run("a", TimedRun(1.0, 1.5)).with_run("b", TimedRun(1.0, 2.0))
+    assert history.factor("a", 1.0) == pytest.approx(1.5, rel=0.01)
+    assert 1.5 < history.factor("another", 1.0) < 3**0.5  # as the others here, in the middle, and a little less
     assert History().factor("a", 1.0) == 1.0
     assert history.factor("a", 0.0) == 1.0
 
@@ -244,8 +244,16 @@ def test_what_took_about_as_long_tells_most() -> None:
     assert factors[2] == pytest.approx(1.0, abs=0.02)
     far = History().with_run("a", TimedRun(1.0, 2.0)).factor("a", 1000.0)
     assert 1.0 < far < 1.02
-    both = History().with_run("a", TimedRun(1.0, 2.0)).with_run("b", TimedRun(900.0, 900.0 * 3))
-    assert 2.0 < both.factor("a", 1000.0) < 3.0  # what the others took says more than a run that was nothing like it
+    both = History().with_run("a", TimedRun(1.0, 1.2)).with_run("b", TimedRun(900.0, 900.0 * 1.8))
+    assert 1.3 < both.factor("a", 1000.0) < 1.8  # what the others took says more than a run that was nothing like it
+
+
+@pytest.mark.parametrize("ratio", [8.0, 1 / 8])
+def test_what_was_far_off_is_its_models_own_affair(ratio: float) -> None:
+    history = History().with_run("odd", TimedRun(1.0, ratio))
+    as_much = History().with_run("odd", TimedRun(1.0, 2.0 if ratio > 1 else 0.5))
+    assert history.factor("odd", 1.0) == pytest.approx(ratio, rel=0.03)
+    assert history.factor("another", 1.0) == as_much.factor("another", 1.0)
 
 
 def test_the_error_is_of_what_was_told_before_a_run() -> None:
