@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __package__:
     from . import files, host
+    from .waiting import waiting_for
 else:  # as a script
     import files
+    from waiting import waiting_for
 
     import host
 
@@ -60,10 +62,13 @@ def measure(options: argparse.Namespace) -> str:
         need_cuda()
     torch = importlib.import_module("torch")
     has_card = torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()
-    host.enter(host.find_comfyui(options.comfyui), options.base_directory, cpu=options.cpu or not has_card)
-    lines = list(measure_speed())
+    with waiting_for("importing ComfyUI"):
+        host.enter(host.find_comfyui(options.comfyui), options.base_directory, cpu=options.cpu or not has_card)
+    with waiting_for("measuring this machine, which takes less than a minute"):
+        lines = list(measure_speed())
     if content is not None:
-        lines += ["", measure_convolutions(content, options.seconds)]
+        with waiting_for(f"measuring its convolutions, which takes up to {options.seconds:g} s"):
+            lines += ["", measure_convolutions(content, options.seconds)]
     return "\n".join(lines)
 
 

@@ -19,8 +19,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING or __package__:
     from ..graph import cards, settings
     from . import files, host
+    from .waiting import waiting_for
 else:  # as a script
     import files
+    from waiting import waiting_for
 
     import host
 
@@ -66,14 +68,15 @@ def answer(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     """
     content = files.read(options.workflow)
     asked = _checked(options)
-    host.enter(host.find_comfyui(options.comfyui), options.base_directory, kinds=files.kinds(content))
+    with waiting_for("importing ComfyUI"):
+        host.enter(host.find_comfyui(options.comfyui), options.base_directory, kinds=files.kinds(content))
     prediction = importlib.import_module("headroom.memory.prediction")
     workflows = importlib.import_module("headroom.host.workflow.estimate")
     nodes = importlib.import_module("headroom.nodes").NODES
     torch = importlib.import_module("torch")
     card = replace(prediction.named_card(asked.kernels, asked.vram_gb), name=asked.title)
     ours = {node.GET_SCHEMA().node_id: node for node in nodes}
-    with torch.inference_mode():
+    with waiting_for("going through the workflow"), torch.inference_mode():
         found = workflows.estimate_workflow(
             files.as_api(content, ours), card, options.limit, int(options.ram * GB), ours
         )
