@@ -22,6 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 WARM_UPS = 3
 ROOT = Path(__file__).resolve().parent.parent
 Work = Callable[[], object]
+CONVOLUTION = "aten::mkldnn_convolution"
 
 
 def load_package() -> None:
@@ -73,19 +74,46 @@ def median_ratio(seconds: Mapping[str, Sequence[float]], name: str, baseline: st
     return statistics.median(seconds[name]) / statistics.median(seconds[baseline])
 
 
-def peak_bytes(work: Work) -> int:
-    """The most bytes alive at once in torch's CPU allocator that ``work`` allocated, its result included."""
+def peak_bytes(work: Work, scratch: bool = True) -> int:
+    """The most bytes alive at once in torch's CPU allocator that ``work`` allocated, its result included.
+
+    Args:
+        work: called once.
+        scratch: with what oneDNN takes while one of its convolutions runs, which another CPU may not.
+    """
     gc.collect()  # what others left must not be freed within: it would count as less
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         result = work()
     del result
     events = recorded.profiler.kineto_results.events()
     changes = sorted((event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]")
+    if not scratch:
+        runs = [(one.start_ns(), one.start_ns() + one.duration_ns()) for one in events if one.name() == CONVOLUTION]
+        changes = _without_scratch(changes, sorted(runs))
     live = highest = 0
     for _, change in changes:
         live += change
         highest = max(highest, live)
     return highest
+
+
+def _without_scratch(changes: Sequence[tuple[int, int]], runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Without what is allocated and freed again within one of ``runs``, which do not overlap."""
+    kept: list[tuple[int, int]] = []
+    at, here = 0, list[tuple[int, int]]()
+    for change in changes:
+        while at < len(runs) and runs[at][1] < change[0]:
+            kept += here
+            here, at = [], at + 1
+        if at == len(runs) or change[0] < runs[at][0]:
+            kept.append(change)
+            continue
+        taken = next((one for one in reversed(here) if one[1] == -change[1] > 0), None)
+        if taken is None:
+            here.append(change)
+        else:
+            here.remove(taken)
+    return kept + here
 
 
 def machine() -> str:
