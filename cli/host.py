@@ -60,18 +60,25 @@ def enter(
 
 
 async def _load_extras(nodes: ModuleType, kinds: Collection[str] | None) -> None:
-    """Loads the host's own list of files, as the host does, or those of them that are asked for."""
-    load = nodes.load_custom_node
+    """Loads the host's own list of files, as the host does, or those of them that are asked for; where one of these
+    cannot be loaded without others before it, all."""
+    if kinds is None:
+        await nodes.init_builtin_extra_nodes()
+        return
+    load, results = nodes.load_custom_node, list[bool]()
 
     async def if_named(path: str, *args: Any, **kwargs: Any) -> bool:
-        return not names_one(Path(path), kinds or ()) or bool(await load(path, *args, **kwargs))
+        if names_one(Path(path), kinds):
+            results.append(await load(path, *args, **kwargs))
+        return True
 
-    if kinds is not None:
-        nodes.__dict__["load_custom_node"] = if_named
+    nodes.__dict__["load_custom_node"] = if_named
     try:
         await nodes.init_builtin_extra_nodes()
     finally:
         nodes.__dict__["load_custom_node"] = load
+    if not all(results):
+        await nodes.init_builtin_extra_nodes()
 
 
 def names_one(file: Path, kinds: Collection[str]) -> bool:

@@ -132,7 +132,8 @@ class WorkflowAnswer:
     @property
     def text(self) -> str:
         """For people."""
-        return render_forecast(self.forecast, self.notes)
+        notes = tuple(note for note in self.notes if note != INCOMPLETE)
+        return render_forecast(self.forecast, notes, "" if self.complete else INCOMPLETE)
 
     @property
     def guessed(self) -> bool:

@@ -15,10 +15,11 @@ SENTENCES = {
 }
 
 
-def render_forecast(forecast: Forecast, notes: tuple[str, ...] = ()) -> str:
-    """Paragraphs: the verdict, three numbers, a line per stage, advice."""
+def render_forecast(forecast: Forecast, notes: tuple[str, ...] = (), doubt: str = "") -> str:
+    """Paragraphs: the verdict, behind what makes it doubtful, three numbers, a line per stage, advice, notes."""
     lines = [
         f"Will it fit? · {forecast.card.title} · {forecast.limit:.0%} of it: {format_bytes(forecast.allowed)}",
+        *([f"! {doubt}"] if doubt else []),
         f"{forecast.verdict.value}: {SENTENCES[forecast.verdict]}",
         f"everything resident {format_bytes(forecast.peak)} · least VRAM {format_bytes(forecast.least)} · activations"
         f" alone {format_bytes(forecast.activations)}",
