@@ -80,10 +80,16 @@ def step_of(model: Any, family: Family, latent: Tensor, cfg: float = 3.0) -> Ste
     return Step(model, latent, family.conditioning(1), family.conditioning(2), cfg)
 
 
-def off_by(prediction: Prediction, work: Callable[[], object]) -> float:
-    """Relative error of predicted activations against torch's profiler, without what only some CPUs take in oneDNN."""
+def off_by(prediction: Prediction, work: Callable[[], object], scratch: bool = True) -> float:
+    """Relative error of predicted activations against torch's profiler.
+
+    Args:
+        prediction: of the work.
+        work: called twice.
+        scratch: with what only some CPUs take within a convolution.
+    """
     work()
-    return abs(prediction.activations / peak_bytes(work, scratch=False) - 1)
+    return abs(prediction.activations / peak_bytes(work, scratch) - 1)
 
 
 def looking(family: Family) -> Any:

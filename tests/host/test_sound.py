@@ -47,13 +47,14 @@ class TestAgainstTheProfiler:
     @pytest.mark.parametrize("name", list(VAES))
     def test_a_decode_and_an_encode(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         made = VAES[name](monkeypatch)
+        scratch = name != "with_vocoder"  # within one of its convolutions an Intel with AMX takes 8 MB, an AMD none
         load(made.vae.patcher)
         latent, sound = torch.zeros(made.latent), torch.rand(1, made.samples, 2)
         found = predict_coding(Coding(made.vae, latent), this_cpu()).prediction
-        assert off_by(found, lambda: made.vae.decode(latent)) <= 0.02
+        assert off_by(found, lambda: made.vae.decode(latent), scratch) <= 0.02
         assert tuple(made.vae.decode(latent).shape) == (1, made.samples, 2)
         found = predict_coding(Coding(made.vae, sound, encodes=True), this_cpu()).prediction
-        assert off_by(found, lambda: made.vae.encode(sound)) <= 0.02
+        assert off_by(found, lambda: made.vae.encode(sound), scratch) <= 0.02
         assert tuple(made.vae.encode(sound).shape) == made.latent
 
     def test_a_text(self, monkeypatch: pytest.MonkeyPatch) -> None:
