@@ -46,12 +46,16 @@ def api_nodes(content: Any) -> Any:
 
 def kinds(content: Any) -> set[str]:
     """The class names of all nodes of a file, those within subgraphs too, and whatever else it calls a type."""
-    if isinstance(content, list):
-        return set().union(*map(kinds, content))
-    if not isinstance(content, dict):
-        return set()
-    named = {value for key, value in content.items() if key in ("class_type", "type") and isinstance(value, str)}
-    return named.union(*map(kinds, content.values()))
+    found: set[str] = set()
+    left = [content]  # a list and no recursion: whoever wrote the file chose how deep it is
+    while left:
+        one = left.pop()
+        if isinstance(one, list):
+            left += one
+        elif isinstance(one, dict):
+            left += one.values()
+            found |= {one[key] for key in ("class_type", "type") if isinstance(one.get(key), str)}
+    return found
 
 
 def as_api(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, dict[str, Any]]:

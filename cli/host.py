@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import logging
 import os
+import re
 import sys
 from collections.abc import Collection
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import ModuleType
 from typing import Any
 
 PACK = Path(__file__).resolve().parent.parent
+QUOTED = re.compile(r"""(?<=["'])[^"'\n]*(?=["'])""")  # and what stands between two such
 
 
 class NoHost(Exception):
@@ -85,8 +87,7 @@ def names_one(file: Path, kinds: Collection[str]) -> bool:
     """Whether a class of these is written in a file, as the host's are: in quotes."""
     if not file.is_file():
         return True  # the host tells of it
-    source = file.read_text(encoding="utf-8")
-    return any(f'"{kind}"' in source or f"'{kind}'" in source for kind in kinds)
+    return not set(QUOTED.findall(file.read_text(encoding="utf-8"))).isdisjoint(kinds)
 
 
 def load_pack() -> ModuleType:

@@ -2411,9 +2411,9 @@ FOLLOWED_DATA = (
         "cli/host.py",
         FOLLOWED,
         (
-            "estimate: all files of the host's are read as if they had the node",
-            "for kind in kinds)",
-            "for kind in kinds) or True",
+            "estimate: none of the host's files has a node",
+            ".isdisjoint(kinds)",
+            ".isdisjoint(set())",
         ),
     ),
 )

@@ -431,3 +431,17 @@ def test_fit_needs_the_standard_library_alone(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "['__main__', 'files', 'fit', 'headroom', 'host']"
     assert out.exists()
+
+
+def test_the_kinds_of_a_file_are_those_of_subgraphs_too() -> None:
+    inner = {"nodes": [{"id": 1, "type": "VAEDecode", "inputs": [{"type": "LATENT"}]}]}
+    workflow = {"nodes": [{"id": 1, "type": "KSampler"}], "definitions": {"subgraphs": [inner]}}
+    assert files.kinds(workflow) == {"KSampler", "VAEDecode", "LATENT"}
+    assert files.kinds({"1": {"class_type": "Canny", "inputs": {"type": 3}}}) == {"Canny"}
+
+
+def test_a_file_may_be_as_deep_as_its_writer_likes() -> None:
+    content: dict[str, Any] = {"type": "Canny"}
+    for _ in range(5000):
+        content = {"extra": [content]}
+    assert files.kinds(content) == {"Canny"}
