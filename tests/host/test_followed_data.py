@@ -19,24 +19,17 @@ from headroom.host.following.stages.coding import encodes_counted
 from headroom.host.following.stages.encoders import LISTENER, _listening
 from headroom.host.prediction.encoders import HeldNetwork, predict_network
 from headroom.host.prediction.host_answers import GATES
-from headroom.host.workflow.dry_run import FOLLOWERS, DryRun
-from headroom.memory.prediction import fake_tree, named_card
+from headroom.host.workflow.dry_run import FOLLOWERS
+from headroom.memory.prediction import fake_tree
 
+from .test_following_models import followed
 from .test_prediction import this_cpu
+from .workflows import node
 
 pytestmark = pytest.mark.usefixtures("extra_nodes")
 
 SHAPE = "comfy.ldm.hunyuan3dv2_1.hunyuandit:HunYuanDiTPlain"
 GATE = "comfy.ldm.hunyuan3dv2_1.hunyuandit:MoEGate"
-
-
-def node(kind: str, **inputs: Any) -> dict[str, Any]:
-    return {"class_type": kind, "inputs": inputs}
-
-
-def followed(workflow: dict[str, Any]) -> DryRun:
-    with torch.inference_mode():
-        return DryRun(workflow, named_card("sm86", 24.0)).run()
 
 
 @pytest.mark.skipif(find("comfy.ldm.hidream_o1.model:HiDreamO1Transformer") is None, reason="an older ComfyUI")

@@ -47,7 +47,7 @@ class TestAgainstTheProfiler:
     @pytest.mark.parametrize("name", list(VAES))
     def test_a_decode_and_an_encode(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         made = VAES[name](monkeypatch)
-        scratch = name != "with_vocoder"  # within one of its convolutions an Intel with AMX takes 8 MB, an AMD none
+        scratch = name != "with_vocoder"  # an Intel with AMX takes 8 MB within one of its convolutions: not every CPU
         load(made.vae.patcher)
         latent, sound = torch.zeros(made.latent), torch.rand(1, made.samples, 2)
         found = predict_coding(Coding(made.vae, latent), this_cpu()).prediction
