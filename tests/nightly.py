@@ -9,8 +9,8 @@ import pytest
 
 NIGHTLY = os.environ.get("HEADROOM_NIGHTLY") == "1"
 
-#: Of a test whose case is among another's by day, in a smaller size.
-at_night = pytest.mark.skipif(not NIGHTLY, reason="it takes a minute or more: HEADROOM_NIGHTLY=1")
+#: Of a test that takes long.
+at_night = pytest.mark.skipif(not NIGHTLY, reason="it takes long and runs at night: HEADROOM_NIGHTLY=1")
 
 
 def night_tests() -> list[str]:
