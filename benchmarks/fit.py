@@ -53,7 +53,7 @@ def settings(fit: Fit, guided: bool) -> list[str]:
         from headroom.memory.render import why_nothing_fits
 
         return [why_nothing_fits(fit), *[""] * 6]
-    plan, stage = fit.sampling, fit.sampling.settled(fit.allowed)
+    plan, stage = fit.sampling, fit.sampling.settled(fit.card, fit.allowed)
     everything = min(one.stage.prediction.flops for one in fit.considered) / plan.stage.prediction.flops
     held = "all" if stage.resident == stage.weights else format_bytes(stage.resident)
     streams = "" if held == "all" else f" of {format_bytes(stage.weights)}"

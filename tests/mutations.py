@@ -646,6 +646,24 @@ MEMORY = (
         ),
     ),
     *_of(
+        "memory/prediction/card.py",
+        "unit/test_plans.py host/test_time.py",
+        (
+            "time: the host's own streaming hides all copies",
+            "hidden = 1.0 if prefetched else HOST_HIDES if self.is_cuda else 0.0",
+            "hidden = 1.0",
+        ),
+    ),
+    *_of(
+        "memory/prediction/plans.py",
+        "unit/test_plans.py host/test_time.py",
+        (
+            "fit: what goes through the staging is not copied",
+            "return replace(self.stage, budget=budget, staging=staging)",
+            "return replace(self.stage, budget=budget)",
+        ),
+    ),
+    *_of(
         "memory/prediction/plans.py",
         "unit/test_plans.py host/test_fit.py",
         (

@@ -26,14 +26,13 @@ from ..casting.cast import ATTACHMENT as CAST
 from ..casting.cast import CastSettings, cast_model
 from ..casting.quantised import why_not
 from ..core.device import GB
-from ..core.latents import first_part
 from ..measure.calibrated import workspaces_for
 from ..offload.block_offload import apply_offload
 from ..offload.budget import budget_of, usual_staging
 from ..prediction.host_answers import answering
 from ..prediction.kept import kept, step_key
 from ..prediction.networks import model_without_data
-from ..prediction.stages import Question, as_sampled, coding_stage, notes_of, sampling_stage, step_of
+from ..prediction.stages import Question, as_sampled, coding_stage, decode_of, notes_of, sampling_stage, step_of
 from ..prediction.vae import Coding
 from ..sampling.guidance import guide_in_turns
 from ..vae.fallback import BudgetTooSmall
@@ -224,7 +223,7 @@ def _staging(model: ModelPatcher) -> int | None:
 
 def _vae_plans(question: Question, card: Card, allowed: int, most: Loss) -> Iterator[VAEPlan]:
     """Ways to decode, up to the first that fits."""
-    vae, latent = question.vae, first_part(question.latent["samples"])
+    vae, latent = question.vae, decode_of(question).x
     if _stays(vae):
         yield VAEPlan(coding_stage(Coding(vae, latent), card), None, Loss.EXACT)
         return

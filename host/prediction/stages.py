@@ -122,15 +122,20 @@ def as_sampled(question: Question) -> Question:
             check_latent_of(question.vae, first_part(samples))
         return question
     shape, *others = shapes_in_model(question.model, latent)
-    if others:  # its sampler makes more of it than the latent has
-        return question
     fixed = samples if shape == samples.shape else samples.new_zeros(()).expand(shape)
     if question.vae is not None:
         check_latent_of(question.vae, fixed)
     if fixed is samples:
         return question
     decode = question.decode and replace(question.decode, x=fixed)
+    if others:  # its sampler makes more of it than the latent has, and the VAE gets the first part of that
+        return replace(question, decode=decode or (question.vae and Coding(question.vae, fixed)))
     return replace(question, latent={**latent, "samples": fixed}, decode=decode)
+
+
+def decode_of(question: Question) -> Coding:
+    """How the VAE of a question :func:`as_sampled` decodes what its sampler gives."""
+    return question.decode or Coding(question.vae, first_part(question.latent["samples"]))
 
 
 def _stages(question: Question, card: Card) -> Iterator[Stage]:
@@ -138,8 +143,7 @@ def _stages(question: Question, card: Card) -> Iterator[Stage]:
         yield text_stage(question.clip, card)
     yield from sampling_stages(question, card)
     if question.vae is not None:
-        latent = first_part(question.latent["samples"])
-        yield coding_stage(question.decode or Coding(question.vae, latent), card)
+        yield coding_stage(decode_of(question), card)
 
 
 # ------------------------------------------------------------------------------------------------------ the stages
@@ -172,6 +176,7 @@ def sampling_stage(question: Question, card: Card) -> Stage:
         beside=more,
         kind=kind_of_sampling(model),
         times=0.0,
+        staging=0 if budget is None else budget.staging,
     )
     try:
         return replace(

@@ -11,6 +11,9 @@ from ..speed import Speed, documented
 from ..units import format_gb
 
 GB = 2**30
+# Of the shorter one of computing and copying, what ComfyUI's own streaming hides behind the other on an NVIDIA or AMD
+# card, where two streams copy: half, by an emulated card (benchmarks/offload_grid.md; not measured on a GPU).
+HOST_HIDES = 0.5
 THIS_MACHINE = "this machine"
 # Compute capabilities by the names their owners know: GTX 16 / RTX 20, A100, RTX 30, RTX 40, H100, RTX 50.
 CAPABILITIES = {"sm75": (7, 5), "sm80": (8, 0), "sm86": (8, 6), "sm89": (8, 9), "sm90": (9, 0), "sm120": (12, 0)}
@@ -74,6 +77,18 @@ class Card:
         if self.measured is not None:
             return self.measured
         return documented(self.name, self.total, self.capability, self.threads if self.device.type == "cpu" else 0)
+
+    def with_copies(self, computing: float, copying: float, prefetched: bool) -> float:
+        """Seconds of work whose weights come over the link.
+
+        Args:
+            computing: seconds of the work alone.
+            copying: seconds of the copies alone.
+            prefetched: Block Offload copies ahead of the layers that need them, which hides the shorter one; else the
+                host does, one layer ahead where it can.
+        """
+        hidden = 1.0 if prefetched else HOST_HIDES if self.is_cuda else 0.0
+        return max(computing, copying) + (1.0 - hidden) * min(computing, copying)
 
     @property
     def opens(self) -> bool:

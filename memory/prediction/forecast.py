@@ -39,7 +39,7 @@ class Stage:
         node: the id of the node in a workflow that does it; empty where it is not of one.
         kind: of its model, by which is known how long such a one took here: its class, its work and its dtype.
         times: how often it is done, as of a sampling's step; 0: nobody has said.
-        ahead: its weights are copied while it computes, and not between.
+        staging: bytes of its budget that weights go through when they are copied ahead; 0: by the host's own streaming.
     """
 
     work: str
@@ -54,7 +54,7 @@ class Stage:
     node: str = ""
     kind: str = ""
     times: float = 1.0
-    ahead: bool = False
+    staging: int = 0
 
     @property
     def activations(self) -> int:
@@ -142,7 +142,7 @@ class Forecast:
         """Bytes of weights that are copied to the card each time the stage's model runs."""
         room = max(self.allowed - stage.activations, 0)
         resident = min(stage.resident, room) if stage.least <= self.allowed else stage.resident
-        return max(0, stage.weights - resident)
+        return max(0, stage.weights - max(0, resident - stage.staging))
 
     def computing(self, stage: Stage) -> float:
         """Seconds that a stage computes, each time; 0 where its kernels are not known."""
@@ -155,7 +155,7 @@ class Forecast:
     def seconds_each(self, stage: Stage) -> float:
         """Seconds that a stage takes, each time it is done."""
         computing, copying = self.computing(stage), self.copying(stage)
-        return max(computing, copying) if stage.ahead else computing + copying
+        return self.card.with_copies(computing, copying, prefetched=stage.staging > 0)
 
     @property
     def seconds(self) -> float:

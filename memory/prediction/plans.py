@@ -61,10 +61,13 @@ class SamplingPlan:
         """What a step of the sampling takes, by the card's roofline."""
         return min(self._ahead(card, allowed), self._between(card, allowed))
 
-    def settled(self, allowed: int) -> Stage:
+    def settled(self, card: Card, allowed: int) -> Stage:
         """The stage, limited to the plan's budget."""
         budget = self.budget(allowed)
-        return self.stage if budget is None else replace(self.stage, budget=budget)
+        if budget is None:
+            return self.stage
+        staging = (self.staging or 0) if self.prefetches(card, allowed) else 0
+        return replace(self.stage, budget=budget, staging=staging)
 
     def _ahead(self, card: Card, allowed: int) -> float:
         budget = self.budget(allowed)
@@ -72,12 +75,12 @@ class SamplingPlan:
             return self._compute(card)
         if self.staging is None or budget < self.stage.least_weights + self.staging:
             return float("inf")
-        return max(self._compute(card), self._copies(card, budget - self.staging))
+        return card.with_copies(self._compute(card), self._copies(card, budget - self.staging), prefetched=True)
 
     def _between(self, card: Card, allowed: int) -> float:
         budget = self.budget(allowed)
         held = self.stage.resident if budget is None else budget
-        return self._compute(card) + self._copies(card, held)
+        return card.with_copies(self._compute(card), self._copies(card, held), prefetched=False)
 
     def _compute(self, card: Card) -> float:
         return card.speed.seconds(self.stage.prediction.work, self.stage.kind)
@@ -174,7 +177,7 @@ class Fit:
     def forecast(self) -> Forecast:
         """Of what was chosen, or of what needs least."""
         plan = self.sampling or nearest(self.considered)
-        sampling = replace(plan.settled(self.allowed), ahead=plan.prefetches(self.card, self.allowed), times=0.0)
+        sampling = replace(plan.settled(self.card, self.allowed), times=0.0)
         tried = [plan.stage for plan in self.vaes if plan.stage is not None]
         vae = self.vae.stage if self.vae is not None else min(tried, key=lambda stage: stage.peak, default=None)
         return Forecast(self.card, tuple(stage for stage in (sampling, vae) if stage is not None), self.limit)

@@ -48,17 +48,17 @@ def _sampling_lines(fit: Fit) -> Iterator[str]:
     plan = fit.sampling
     if plan is None:
         return
-    stage = plan.settled(fit.allowed)
+    stage = plan.settled(fit.card, fit.allowed)
     yield f"sampling, {WORDS[plan.loss]}: {plan.describe()}"
     yield (
         f"  {format_bytes(stage.resident)} of {format_bytes(stage.weights)} weights on the card +"
         f" {format_bytes(stage.activations)} = {format_bytes(stage.peak)}"
     )
     if plan.budget(fit.allowed) is not None:
-        how = "blocks copied ahead" if plan.prefetches(fit.card, fit.allowed) else "layers copied when they are due"
+        how = "layers copied ahead" if stage.staging else "by ComfyUI's own streaming"
         calls = stage.prediction.calls
         times = "" if calls == 1 else f" {calls} times"
-        yield f"  {format_bytes(stage.weights - stage.resident)} streamed{times} per step, {how}"
+        yield f"  {format_bytes(fit.forecast.streamed(stage))} streamed{times} per step, {how}"
     seconds = stage_seconds(fit.forecast, fit.forecast.stages[0])
     if seconds:
         yield f"  {seconds}, by {fit.card.speed.source}"

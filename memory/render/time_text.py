@@ -22,7 +22,8 @@ def stage_seconds(forecast: Forecast, stage: Stage) -> str:
         what = "steps" if stage.work == "sampling" else "times"
         text += f", {format_seconds(each * stage.times)} for {stage.times:g} {what}"
     if copying:
-        how = "while it computes" if stage.ahead else "between"
+        partly = "in part while it computes" if forecast.card.is_cuda else "between"
+        how = "while it computes" if stage.staging else partly
         text += f"; weights are copied {format_seconds(copying)} of each, {how}"
     return text + _so_far(forecast, stage)
 

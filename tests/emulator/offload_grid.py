@@ -29,6 +29,10 @@ of the virtual clock, after the third. Peak: bytes allocated, activations, stagi
 the host's own streaming keeps as much on the card as that peak permits; a dash: it cannot run within it. Reached: the
 longer one of compute and copies over the step. Latents are equal bit by bit in every row.
 
+What the host's own streaming hides: with the link's speed by the rows of ours in which the copies are the longer part,
+a step of the host takes computing and copying together less half of the shorter one, 0.90x to 1.17x of that in eight of
+ten rows, in the median 1.02x. Predictions of seconds say the same (`HOST_HIDES` in `memory/prediction/card.py`).
+
 To repeat: `OFFLOAD_GRID=every python3 -m tools test -- tests/emulator/offload_grid.py` (40 minutes)."""
 HEADER = (
     "| model | blocks | weights, MB | ratio | budget | peak, MB | staging, MB | host's step | our step | | reached |"

@@ -12,6 +12,7 @@ from typing import Any
 import comfy.model_management
 import pytest
 import torch
+from comfy.latent_formats import LatentFormat
 from comfy.patcher_extension import WrappersMP
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -21,12 +22,13 @@ from headroom.host.attention.backend import apply_attention
 from headroom.host.attention.override import overrides_of
 from headroom.host.casting.cast import CastSettings, cast_model
 from headroom.host.core.compat import OVERRIDE
+from headroom.host.core.internals import find
 from headroom.host.measure.runs import LOG
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.offload.budget import budget_of
 from headroom.host.planning.fit import apply_fit, changed, find_fit
 from headroom.host.prediction.kept import KEPT
-from headroom.host.prediction.stages import Question, chosen_card, estimate
+from headroom.host.prediction.stages import Question, as_sampled, chosen_card, coding_stage, decode_of, estimate
 from headroom.host.sampling.guidance import guide_in_turns, in_turns
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import LowMemoryVAE, low_memory_vae, planned_vae
@@ -37,6 +39,7 @@ from headroom.nodes.fit import HeadroomFit
 from headroom.nodes.report import HeadroomReport
 
 from ..nightly import NIGHTLY, at_night, grid, some_of
+from .autoencoders import AUTOENCODERS
 from .drawn import drawn
 from .families import FAMILIES, load_vae, psnr, sample
 from .full_fits import CARDS, WISHES, question, write_files
@@ -52,6 +55,9 @@ ADVICE = r"(Set quality to (near_exact|any), which allows more, or m|M)ake the p
 WHY_NOT = re.compile(rf"{SIZE} are allowed and nothing fits: ({SAMPLING}|({SAMPLING}; )?{DECODING})\. {ADVICE}\.")
 
 
+MAKES_PARTS = hasattr(LatentFormat, "fix_empty_latent")
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
@@ -65,6 +71,20 @@ def asked(name: str = "flux", side: int = 256, model: Any = None, **changes: Any
     settings = {"vae": load_vae("flux"), "positive": family.conditioning(1), "negative": family.conditioning(2)}
     latent = {"samples": family.latent(side, side)}
     return Question(model or drawn(name, 0.02, 6), latent, **({"cfg": 3.0} | settings | changes))
+
+
+@pytest.mark.skipif(not MAKES_PARTS, reason="samplers of this host make one part of an empty latent")
+def test_a_vae_gets_the_first_part_of_what_a_sampler_makes_of_an_empty_latent() -> None:
+    model = drawn("flux", 0.02, 6).clone()
+    model.add_object_patch("latent_format", find("comfy.latent_formats:MiniMaxH3AV")())
+    empty = {"samples": torch.zeros(1, 16, 8, 8)}  # its sampler makes a video and a sound of it
+    vae = AUTOENCODERS["minimax"].load()
+    fit = as_sampled(Question(model, empty, vae))
+    assert fit.latent is empty
+    assert decode_of(fit).x.ndim == 5
+    assert decode_of(fit).x.shape[1] == vae.latent_channels
+    stage = coding_stage(decode_of(fit), named_card("sm86", 12.0))
+    assert not stage.doubt
 
 
 # ------------------------------------------------------------------------------------------ models in their real size
