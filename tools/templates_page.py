@@ -94,10 +94,10 @@ def cell(card: dict[str, dict[str, Any]], between: str = "<br>") -> str:
 def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
     if one["verdict"] != other["verdict"] or _share(one) != _share(other):
         return False
-    seconds = one.get("seconds"), other.get("seconds")
-    if None in seconds:
-        return seconds[0] == seconds[1]
-    return one["verdict"] == "does_not_fit" or abs(seconds[0] - seconds[1]) <= SAME * max(seconds)
+    before, after = one.get("seconds"), other.get("seconds")
+    if before is None or after is None:
+        return before is after
+    return one["verdict"] == "does_not_fit" or abs(before - after) <= SAME * max(before, after)
 
 
 def _share(one: dict[str, Any]) -> str:

@@ -92,7 +92,8 @@ def made_to_fit(workflow: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]
         for name in ("host.workflow.estimate", "memory.prediction", "graph.fit.insert")
     )
     fitted = inserting.insert_fit(estimate.as_queued(workflow)).workflow
-    cards, fits = {size: dict(card) for size, card in one["cards"].items()}, True
+    cards: dict[str, dict[str, Any]] = {size: dict(card) for size, card in one["cards"].items()}
+    fits = True
     for size in sorted(CARDS, reverse=True):
         card = cards[str(size)]
         if MADE_TO_FIT not in card and fits:

@@ -1,8 +1,10 @@
 // The command "Make It Fit": puts our nodes into the open workflow, by the same code as cli/fit.py. One undo takes them out.
 import { app } from "../../scripts/app.js";
+import { say, sayTold } from "./words.js";
 
 const ID = "Headroom.MakeItFit";
 const TITLE = "Make It Fit";
+const title = () => say("make_it_fit", TITLE);
 const SECONDS = 10;
 const MEASURED = 200; // milliseconds until nodes made of DOM elements have found their sizes
 const LIMIT = `${ID}.Limit`;
@@ -13,9 +15,15 @@ const setting = (id) => app.extensionManager.setting.get(id);
 /** The share of the card that may be used. */
 export const allowed = () => setting(LIMIT) ?? 0.85;
 
-function say(severity, detail) {
-  app.extensionManager.toast.add({ severity, summary: TITLE, detail, life: 1000 * SECONDS });
+function toast(severity, detail) {
+  app.extensionManager.toast.add({ severity, summary: title(), detail, life: 1000 * SECONDS });
 }
+
+/** What is said of an answer that has no sentence. */
+export const answers = ({ status }) => say("server_answers", `the server answers HTTP ${status}`, { status });
+
+/** The lines of an answer's part, in the page's language. */
+export const linesOf = ({ told, ...answer }, part) => [answer[part]].flat().map((line, at) => sayTold(line, told?.[part]?.[at]));
 
 /** The server's answer to the open workflow: what it would put in. An Error with its sentence where it cannot. */
 export async function fitted() {
@@ -23,7 +31,7 @@ export async function fitted() {
   const headers = { "Content-Type": "application/json" };
   const response = await app.api.fetchApi("/headroom/fit", { method: "POST", headers, body: JSON.stringify(asked) });
   const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(answer.error ?? `the server answers HTTP ${response.status}`);
+  if (!response.ok) throw new Error(answer.error ?? answers(response));
   return answer;
 }
 
@@ -57,29 +65,30 @@ function show(nodes) {
 }
 
 /** Puts in what the server answered, and says so. */
-export async function insert({ workflow, changed, notes, summary }) {
+export async function insert(answer) {
+  const { workflow, changed } = answer;
   if (changed.length) {
     const before = new Set(app.rootGraph.nodes.map(({ id }) => String(id)));
     await stepTo(workflow);
     show(app.rootGraph.nodes.filter(({ id }) => !before.has(String(id))));
   }
-  say(changed.length ? "success" : "warn", [summary, ...changed, ...notes].join("\n"));
+  toast(changed.length ? "success" : "warn", ["summary", "changed", "notes"].flatMap((part) => linesOf(answer, part)).join("\n"));
 }
 
 async function makeItFit() {
   try {
     await insert(await fitted());
   } catch (error) {
-    say("error", error.message);
+    toast("error", error.message);
   }
 }
 
-const ITEM = { content: `${TITLE} (Headroom)`, callback: makeItFit };
+const item = () => ({ content: `${title()} (Headroom)`, callback: makeItFit });
 const takesPart = ({ type }) => type === "MODEL" || type === "VAE";
 
 app.registerExtension({
   name: ID,
-  commands: [{ id: ID, label: ITEM.content, icon: "pi pi-gauge", function: makeItFit }],
+  commands: [{ id: ID, label: `${TITLE} (Headroom)`, icon: "pi pi-gauge", function: makeItFit }],
   menuCommands: [{ path: ["Edit"], commands: [ID] }],
   settings: [
     {
@@ -101,7 +110,7 @@ app.registerExtension({
       defaultValue: "exact",
     },
   ],
-  getCanvasMenuItems: () => [null, ITEM],
+  getCanvasMenuItems: () => [null, item()],
   // Samplers, VAE nodes, loaders, and whatever else is on the way of a model or a VAE.
-  getNodeMenuItems: ({ inputs, outputs }) => ([...(inputs ?? []), ...(outputs ?? [])].some(takesPart) ? [null, ITEM] : []),
+  getNodeMenuItems: ({ inputs, outputs }) => ([...(inputs ?? []), ...(outputs ?? [])].some(takesPart) ? [null, item()] : []),
 });

@@ -1,11 +1,13 @@
 // A bar of memory on a node's face: what each stretch of work takes, against the device and the limit.
+import { say } from "./words.js";
+
 const NAME = "memory";
 const ROW_HEIGHT = 18;
 const MARGIN = 6;
 const COLOURS = { weights: "#3d5a80", before: "#3d5a80", activations: "#4ea1ff", growth: "#4ea1ff", adapter: "#7a5195", outside: "#f4a259", streamed: null };
 const HATCHED = "repeating-linear-gradient(135deg, #3d5a80 0 2px, transparent 2px 6px)";
 const LIMIT = "#ff5d5d";
-const EMPTY = "Memory: no numbers before a run";
+const empty = () => say("no_numbers", "Memory: no numbers before a run");
 
 const GB = 2 ** 30;
 const MB = 2 ** 20;
@@ -22,7 +24,7 @@ function element(style, { text = "", title = "" } = {}) {
 
 function segment(kind, size, scale) {
   const background = COLOURS[kind] ?? HATCHED;
-  const made = element({ width: percent(size, scale), height: "100%", background }, { title: `${kind} ${bytes(size)}` });
+  const made = element({ width: percent(size, scale), height: "100%", background }, { title: `${say(`kind_${kind}`, kind)} ${bytes(size)}` });
   made.dataset.kind = kind;
   made.dataset.bytes = size;
   return made;
@@ -30,7 +32,7 @@ function segment(kind, size, scale) {
 
 function line(allowed, scale) {
   const style = { position: "absolute", left: percent(allowed, scale), top: "0", bottom: "0", width: "2px" };
-  const made = element({ ...style, background: LIMIT }, { title: `limit ${bytes(allowed)}` });
+  const made = element({ ...style, background: LIMIT }, { title: `${say("limit", "limit")} ${bytes(allowed)}` });
   made.dataset.limit = allowed;
   return made;
 }
@@ -60,7 +62,7 @@ export function draw(box, { total, allowed, loads, sentence }) {
 export function addMemoryBar(node) {
   const box = element({ font: "11px sans-serif", color: "var(--input-text, #ddd)", boxSizing: "border-box" });
   box.role = "img";
-  box.ariaLabel = EMPTY;
+  box.ariaLabel = empty();
   const widget = node.addDOMWidget(NAME, "headroom_memory", box, { serialize: false, hideOnZoom: false, margin: MARGIN });
   widget.serialize = false;
   // As high as its rows (none before a run), where a widget with a layout would share the node's room with the text below.

@@ -1,6 +1,7 @@
 // When a prompt has run out of memory: what would help, with one click. The sentence is the server's (host/server/advised.py).
 import { app } from "../../scripts/app.js";
-import { fitted, insert } from "./make_it_fit.js";
+import { fitted, insert, linesOf } from "./make_it_fit.js";
+import { say } from "./words.js";
 
 const OFFER = "Headroom.OutOfMemory.Offer";
 const ADVICE = /^Headroom: .*Make It Fit \(Headroom\)/m; // the command is what helps; of other ways the error tells
@@ -19,11 +20,13 @@ async function offer({ detail }) {
   if (!app.extensionManager.setting.get(OFFER) || !isOpen(detail)) return;
   const answer = await fitted().catch(() => undefined);
   if (!answer?.changed.length) return; // nothing to put in: the error itself says what to do
+  const { node_id: node, node_type: kind } = detail;
+  const ran = say("ran_out", `Node ${node} (${kind}) ran out of memory.`, { node, kind });
   const wanted = await app.extensionManager.dialog.confirm({
-    title: "Out of memory: make it fit?",
-    message: `Node ${detail.node_id} (${detail.node_type}) ran out of memory. ${PROMISE} Confirm puts in:`,
-    itemList: answer.changed,
-    hint: "Then queue it again. One undo takes it out.",
+    title: say("out_of_memory", "Out of memory: make it fit?"),
+    message: [ran, say("promise", PROMISE), say("confirm", "Confirm puts in:")].join(" "),
+    itemList: linesOf(answer, "changed"),
+    hint: say("then_queue", "Then queue it again. One undo takes it out."),
   });
   if (wanted) await insert(answer);
 }

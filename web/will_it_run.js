@@ -1,16 +1,20 @@
 // The command "Will This Run Here?": what the open workflow would take on this card, its missing files included.
 import { app } from "../../scripts/app.js";
-import { allowed, fitted, insert } from "./make_it_fit.js";
+import { allowed, answers, fitted, insert } from "./make_it_fit.js";
 import { draw } from "./memory_bar.js";
+import { say } from "./words.js";
 
 const ID = "Headroom.WillItRun";
 const TITLE = "Will this run here?";
+const title = () => say("will_it_run", TITLE);
 const GB = 2 ** 30;
 const VERDICTS = {
-  resident: "Yes: all weights stay on the card.",
-  streams: "Yes, slower: weights come from RAM at every step.",
-  does_not_fit: "No: it takes more than the card has.",
+  resident: () => say("resident", "Yes: all weights stay on the card."),
+  streams: () => say("streams", "Yes, slower: weights come from RAM at every step."),
+  does_not_fit: () => say("does_not_fit", "No: it takes more than the card has."),
 };
+const work = (stage) => say(`work_${stage.work}`, stage.work);
+const close = () => say("close", "Close");
 
 function element(tag, { style = {}, text = "", ...more } = {}) {
   const made = Object.assign(document.createElement(tag), more);
@@ -25,7 +29,7 @@ async function asked() {
   const headers = { "Content-Type": "application/json" };
   const response = await app.api.fetchApi("/headroom/estimate", { method: "POST", headers, body });
   const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(answer.error ?? `the server answers HTTP ${response.status}`);
+  if (!response.ok) throw new Error(answer.error ?? answers(response));
   return answer;
 }
 
@@ -35,12 +39,13 @@ const nodeOf = (id) => app.rootGraph.getNodeById(String(id).split(":")[0]);
 function bars({ card_gb, allowed_gb, stages }) {
   const loads = stages.map((stage) => {
     const node = nodeOf(stage.node);
-    const title = node ? `${stage.work}: node ${stage.node}, ${node.title}` : stage.work;
+    const title = node ? `${work(stage)}: ${say("node", "node")} ${stage.node}, ${node.title}` : work(stage);
     const parts = { weights: (stage.weights_gb - stage.streamed_gb) * GB, streamed: stage.streamed_gb * GB, activations: stage.activations_gb * GB };
-    return { name: node ? `${stage.work} · ${node.title}` : stage.work, title, peak: stage.peak_gb * GB, parts };
+    return { name: node ? `${work(stage)} · ${node.title}` : work(stage), title, peak: stage.peak_gb * GB, parts };
   });
-  const box = element("div", { role: "img", ariaLabel: "Memory of each stage", style: { margin: "0 0 12px", fontSize: "12px" } });
-  draw(box, { total: card_gb * GB, allowed: allowed_gb * GB, loads, sentence: "Memory of each stage" });
+  const sentence = say("memory_of_stages", "Memory of each stage");
+  const box = element("div", { role: "img", ariaLabel: sentence, style: { margin: "0 0 12px", fontSize: "12px" } });
+  draw(box, { total: card_gb * GB, allowed: allowed_gb * GB, loads, sentence });
   [...box.children].forEach((row, at) => {
     row.firstChild.style.width = "200px";
     const node = nodeOf(stages[at].node);
@@ -53,15 +58,15 @@ function bars({ card_gb, allowed_gb, stages }) {
 
 function files({ absent }) {
   if (!absent.length) return [];
-  const total = absent.reduce((sum, { gb }) => sum + gb, 0);
+  const total = absent.reduce((sum, { gb }) => sum + gb, 0).toFixed(1);
   const list = element("ul", { style: { margin: "0 0 12px", paddingLeft: "20px" } });
   list.append(...absent.map(({ name, folder, gb }) => element("li", { text: `models/${folder}/${name}: ${gb.toFixed(1)} GB` })));
-  return [element("p", { text: `To download, ${total.toFixed(1)} GB:`, style: { margin: "0 0 4px" } }), list];
+  return [element("p", { text: say("to_download", `To download, ${total} GB:`, { gb: total }), style: { margin: "0 0 4px" } }), list];
 }
 
 function dialog() {
   const made = element("dialog", {
-    ariaLabel: TITLE,
+    ariaLabel: title(),
     style: {
       margin: "auto", maxWidth: "min(760px, 90vw)", maxHeight: "85vh", overflow: "auto", padding: "20px", borderRadius: "8px",
       color: "var(--input-text, #ddd)", background: "var(--comfy-menu-bg, #222)", border: "1px solid var(--border-color, #444)",
@@ -92,20 +97,31 @@ async function putIn(shown) {
   }
 }
 
+/** How long all of it takes: the report's line, or the same number in another language; empty where nobody knows. */
+function timeOf({ text, seconds }) {
+  const line = /^time .*$/m.exec(text)?.[0];
+  if (!line) return "";
+  const english = `${line[0].toUpperCase()}${line.slice(1)}.`;
+  if (seconds === null) return say("time_by_step", english);
+  const [minutes, rest] = [Math.floor(seconds / 60), seconds < 10 ? seconds.toFixed(1) : Math.round(seconds % 60)];
+  return minutes ? say("minutes", english, { minutes, seconds: rest }) : say("seconds", english, { seconds: rest });
+}
+
 function fill(shown, answer) {
-  const verdict = answer.complete ? VERDICTS[answer.verdict] : "Not all of it could be followed.";
+  const verdict = answer.complete ? VERDICTS[answer.verdict]() : say("incomplete", "Not all of it could be followed.");
   const report = element("pre", { text: answer.text, style: { whiteSpace: "pre-wrap", margin: "12px 0", fontSize: "12px" } });
   const details = element("details");
-  details.append(element("summary", { text: "All of the report" }), report);
+  details.append(element("summary", { text: say("all_of_report", "All of the report") }), report);
   const foot = element("div", { style: { display: "flex", gap: "8px", justifyContent: "flex-end" } });
-  if (answer.verdict !== "resident") foot.append(button("Make It Fit", () => putIn(shown)));
-  foot.append(button("Close", () => shown.close()));
-  const sizes = `${answer.card}: ${answer.peak_gb.toFixed(1)} GB with all weights on it, at least ${answer.least_vram_gb.toFixed(1)} GB.`;
-  const time = /^time .*$/m.exec(answer.text)?.[0];
+  if (answer.verdict !== "resident") foot.append(button(say("make_it_fit", "Make It Fit"), () => putIn(shown)));
+  foot.append(button(close(), () => shown.close()));
+  const [peak, least] = [answer.peak_gb, answer.least_vram_gb].map((gb) => gb.toFixed(1));
+  const sizes = `${answer.card}: ${peak} GB with all weights on it, at least ${least} GB.`;
+  const time = timeOf(answer);
   shown.replaceChildren(
-    element("h3", { text: `${TITLE} ${verdict}`, style: { margin: "0 0 8px" } }),
-    element("p", { text: sizes, style: { margin: "0 0 4px" } }),
-    ...(time ? [element("p", { text: `${time[0].toUpperCase()}${time.slice(1)}.`, style: { margin: "0 0 12px" } })] : []),
+    element("h3", { text: `${title()} ${verdict}`, style: { margin: "0 0 8px" } }),
+    element("p", { text: say("sizes", sizes, { card: answer.card, peak, least }), style: { margin: "0 0 4px" } }),
+    ...(time ? [element("p", { text: time, style: { margin: "0 0 12px" } })] : []),
     bars(answer),
     ...files(answer),
     details,
@@ -115,7 +131,8 @@ function fill(shown, answer) {
 
 async function willItRun() {
   const shown = dialog();
-  shown.append(element("p", { text: "Going through the workflow, nothing is computed or downloaded …" }), button("Close", () => shown.close()));
+  const going = say("going", "Going through the workflow, nothing is computed or downloaded …");
+  shown.append(element("p", { text: going }), button(close(), () => shown.close()));
   shown.showModal();
   try {
     const answer = await asked();
@@ -129,5 +146,5 @@ app.registerExtension({
   name: ID,
   commands: [{ id: ID, label: `${TITLE} (Headroom)`, icon: "pi pi-question-circle", function: willItRun }],
   menuCommands: [{ path: ["Edit"], commands: [ID] }],
-  getCanvasMenuItems: () => [{ content: `${TITLE} (Headroom)`, callback: willItRun }],
+  getCanvasMenuItems: () => [{ content: `${title()} (Headroom)`, callback: willItRun }],
 });

@@ -13,6 +13,7 @@ from ..prompt import Prompt, links
 from ..settings import FitSettings
 from .insert_ui import insert_into_ui
 from .plan import FitPlan, Seen, plan_fit
+from .told import Told
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Inserted:
     """
 
     workflow: dict[str, Any]
-    added: tuple[str, ...]
-    notes: tuple[str, ...]
+    added: tuple[Told, ...]
+    notes: tuple[Told, ...]
 
 
 def insert_fit(workflow: dict[str, Any], settings: FitSettings | None = None, called: Called = WORKFLOW) -> Inserted:

@@ -62,7 +62,7 @@ class _Insertion:
         """Fits a subgraph, once; its inputs whose VAE is to be wrapped outside."""
         graph = self.workflow.subgraphs[kind]
         if kind not in self.plans:
-            self.plans[kind] = self.fit(graph, INPUTS, f" in subgraph {graph.name}")
+            self.plans[kind] = self.fit(graph, INPUTS, graph.name)
         return tuple(graph.slot("inputs", slot)["name"] for slot in sorted(self.plans[kind].wanted))
 
     def _seen(self, place: Instance, node: NodeData) -> Seen:

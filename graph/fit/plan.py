@@ -14,6 +14,7 @@ from ..kinds import FIT, GUIDED_SAMPLER, SAMPLERS, VAE, VAE_LOADERS
 from ..prompt import Output, in_order, reached
 from ..settings import VERIFY, FitSettings
 from .cfg_source import GRAPH, SOURCE
+from .told import Told, added, left_alone
 
 FIT_MODEL, FIT_VAE = 0, 1  # outputs of HeadroomFit
 VAE_NAMES = ("vae", "optional_vae", "opt_vae", "vae_opt")
@@ -52,7 +53,7 @@ class Added:
         beside: the node it is for.
         links: its connected inputs.
         widgets: the values of its widgets, in the node's order.
-        line: what was added for which node, for people.
+        line: what was added for which node.
     """
 
     number: str
@@ -60,7 +61,7 @@ class Added:
     beside: str
     links: dict[str, Output]
     widgets: dict[str, Any]
-    line: str
+    line: Told
 
 
 @dataclass
@@ -76,7 +77,7 @@ class FitPlan:
 
     added: list[Added] = field(default_factory=list)
     moved: dict[tuple[str, str], Output] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Told] = field(default_factory=list)
     wanted: set[int] = field(default_factory=set)
 
 
@@ -90,7 +91,7 @@ def plan_fit(
         settings: widgets of the nodes to add.
         first_number: ids from here on are free.
         outside: the id that stands for what is around a subgraph; what comes from there is wrapped there.
-        where: said in notes, e.g. " in subgraph Upscale".
+        where: the name of the subgraph that it is; empty: it is none.
 
     Raises:
         ValueError: the graph has a circle.
@@ -155,15 +156,18 @@ class _Planner:
             return
         guided = self._guided(sampler)
         if guided is None:
-            return self._leave(sampler, "its guider is neither BasicGuider nor CFGGuider")
+            return self._leave(sampler, "guider", "its guider is neither BasicGuider nor CFGGuider")
         if guided in {number for number, _ in self.plan.moved}:
-            return self._leave(sampler, f"its guider {guided} is fitted for an earlier sampler: give it one of its own")
+            why = f"its guider {guided} is fitted for an earlier sampler: give it one of its own"
+            return self._leave(sampler, "guider_shared", why, guider=guided)
         for number, name in ((guided, "model"), (sampler, "latent_image")):
             if name not in self.seen[number].origins:
-                return self._leave(sampler, f"nothing is connected to {name}")
+                return self._leave(sampler, "not_connected", f"nothing is connected to {name}", input=name)
         vae = self._vae_for(sampler)
         if vae is None:
-            return self._leave(sampler, "there is no VAE" + (" in it: connect one" if self.where else ""))
+            if self.where:
+                return self._leave(sampler, "no_vae_in_it", "there is no VAE in it: connect one")
+            return self._leave(sampler, "no_vae", "there is no VAE")
         links = self._links(sampler, guided) | {"vae": vae}
         cfg = self.seen[guided].cfg if _conditions(self.seen[guided].kind).guided else 1.0
         # The number is for a run in which nobody follows the graph.
@@ -173,8 +177,9 @@ class _Planner:
         self.plan.moved[guided, "model"] = number, FIT_MODEL
         return None
 
-    def _leave(self, sampler: str, why: str) -> None:
-        self.plan.notes.append(f"node {sampler} ({self.seen[sampler].kind}){self.where} is left alone: {why}")
+    def _leave(self, sampler: str, code: str, why: str, **values: str) -> None:
+        kind = self.seen[sampler].kind
+        self.plan.notes.append(left_alone(code, why, node=sampler, kind=kind, subgraph=self.where, **values))
 
     def _guided(self, sampler: str) -> str | None:
         """The node with the sampler's model: itself or its guider."""
@@ -285,7 +290,7 @@ class _Planner:
 
     def _add(self, kind: str, beside: str, links: dict[str, Output], widgets: dict[str, Any]) -> str:
         number, self.free = str(self.free), self.free + 1
-        line = f"node {number}, {kinds.TITLES[kind]}, for node {beside} ({self.seen[beside].kind}){self.where}"
+        line = added(node=number, kind=kind, other=beside, other_kind=self.seen[beside].kind, subgraph=self.where)
         self.plan.added.append(Added(number, kind, beside, links, widgets, line))
         return number
 

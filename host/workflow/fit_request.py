@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...graph.fit.insert import Inserted, insert_fit
+from ...graph.fit.told import Told
 from ...graph.formats import WORKFLOW, check_sent, is_ui
 from ...graph.kinds import FIT
 from ...graph.settings import SETTINGS, FitSettings, check_names
@@ -15,7 +16,7 @@ def fit_workflow(asked: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``workflow`` in the format it came in, ``changed`` (a line per node that was added), ``notes`` (what was left
-        alone, and why), ``summary`` (one sentence).
+        alone, and why), ``summary`` (one sentence); ``told``: of each of these three the lines' codes and values.
 
     Raises:
         ValueError: something makes no sense, named with what to send instead.
@@ -25,19 +26,22 @@ def fit_workflow(asked: dict[str, Any]) -> dict[str, Any]:
     settings = FitSettings(**{name: value for name, value in asked.items() if name != "workflow"})
     settings.check()
     inserted = insert_fit(asked["workflow"], settings)
-    lines = {"changed": list(inserted.added), "notes": list(inserted.notes)}
-    return {"workflow": inserted.workflow, **lines, "summary": _summary(inserted)}
+    lines: dict[str, tuple[Told, ...]] = {
+        "summary": (_summary(inserted),), "changed": inserted.added, "notes": inserted.notes,
+    }  # fmt: skip
+    told = {name: [line.parts for line in found] for name, found in lines.items()}
+    return {"workflow": inserted.workflow, **lines, "summary": lines["summary"][0], "told": told}
 
 
-def _summary(inserted: Inserted) -> str:
+def _summary(inserted: Inserted) -> Told:
     count = len(inserted.added)
     if count:
-        return f"{count} node{'s' if count > 1 else ''} inserted"
+        return Told(f"{count} node{'s' if count > 1 else ''} inserted", "inserted", count=str(count))
     if inserted.notes:
-        return "nothing inserted"
+        return Told("nothing inserted", "nothing_inserted")
     if any(FIT in kinds for kinds in _kinds(inserted.workflow)):
-        return "nothing to insert: this workflow is fitted already"
-    return "nothing to fit: no sampler and no VAE for pictures in this workflow"
+        return Told("nothing to insert: this workflow is fitted already", "fitted_already")
+    return Told("nothing to fit: no sampler and no VAE for pictures in this workflow", "nothing_to_fit")
 
 
 def _kinds(workflow: dict[str, Any]) -> list[set[str]]:

@@ -9,7 +9,7 @@ import pytest
 from headroom.tests.host.ui_workflows import graph, node_of, text_to_image, ui_node
 
 from .in_page import execute
-from .test_make_it_fit import KINDS, opened, toast
+from .test_make_it_fit import EXECUTE, KINDS, opened, toast
 from .test_out_of_memory import SET
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 COMMAND, TITLE = "Headroom.WillItRun", "Will this run here?"
 LIMIT = "Headroom.MakeItFit.Limit"
+LANGUAGE = "Headroom.Language"
 BARS = (
     """(box) => [...box.querySelectorAll("[data-kind]")].map(({ dataset }) => [dataset.kind, Number(dataset.bytes)])"""
 )
@@ -86,3 +87,45 @@ def test_what_cannot_be_predicted_is_a_sentence(page: Page, complaints: list[str
     dialog(page).wait_for(state="detached")
     (refused,) = (one for one in complaints if "400 (Bad Request)" in one and one.endswith("/api/headroom/estimate)"))
     complaints.remove(refused)
+
+
+LANGUAGES = {
+    "zh": (
+        "这里能运行吗？", "能：所有权重都留在显卡上。", "采样 · ", "大约", "已插入节点：1 个", "用于节点 5（KSampler）",
+    ),
+    "ja": (
+        "ここで動きますか？", "はい。すべての重みがカードに載ります。", "サンプリング · ", "約",
+        "ノードを 1 個入れました", "ノード 5（KSampler）のために",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("view", ["classic"])
+@pytest.mark.parametrize("locale", LANGUAGES)
+def test_it_speaks_the_language_of_the_page(page: Page, locale: str) -> None:
+    title, verdict, stage, about, inserted, for_node = LANGUAGES[locale]
+    opened(page, text_to_image())
+    execute(page, COMMAND)
+    shown = page.get_by_role("dialog", name=title)
+    shown.get_by_role("heading").wait_for(timeout=60_000)
+    said = shown.inner_text()
+    assert shown.get_by_role("heading").inner_text() == f"{title} {verdict}"
+    assert stage in said
+    assert about in said
+    assert "with all weights" not in said
+    page.keyboard.press("Escape")
+    page.evaluate(EXECUTE)
+    alert = page.get_by_role("alert").filter(has_text=inserted).last
+    alert.filter(has_text=for_node).wait_for()
+
+
+@pytest.mark.parametrize("view", ["classic"])
+@pytest.mark.parametrize("locale", ["zh"])
+def test_another_language_is_a_setting(page: Page) -> None:
+    opened(page, text_to_image())
+    page.evaluate(SET, [LANGUAGE, "en"])
+    try:
+        assert "all weights stay on the card" in asked(page).get_by_role("heading").inner_text()
+    finally:
+        page.evaluate(SET, [LANGUAGE, "page"])
+    page.keyboard.press("Escape")

@@ -30,9 +30,28 @@ PICTURE = re.compile(r"^!\[[^\]]+\]\(([^)]+)\)$", re.MULTILINE)
 # Readable in the help panel, and small enough that all of them fit into the archive.
 LEAST_WIDTH, MOST_BYTES = 600, 120_000
 FIGURE = re.compile(r"\d+(?:\.\d+)?")
-COMMANDS, SETTINGS = "commands.json", "settings.json"
+COMMANDS, SETTINGS, WORDS = "commands.json", "settings.json", "main.json"
 SCRIPTS = [HELP.parent / f"{name}.js" for name in ("make_it_fit", "will_it_run")]  # of commands
 NOT_LATIN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
+
+
+# What the scripts ask for by a key that is put together: the work of stages, the parts of a bar, the server's lines.
+SAID = re.compile(r'say\(\s*"(\w+)"')
+VALUE = re.compile(r"\$(\w+)")
+WORKS = ("text", "vision", "sound", "encode", "sampling", "decode", "upscale", "training")
+BARS = re.search(r"COLOURS = {.*}", (HELP.parent / "memory_bar.js").read_text(encoding="utf-8"))
+assert BARS is not None
+KINDS_OF_BARS = [f"kind_{kind}" for kind in re.findall(r"(\w+): (?:\"#\w+\"|null)", BARS[0])]
+LINE = ("node", "kind", "name", "subgraph", "why")
+CODES: dict[str, tuple[str, ...]] = {
+    "added": (*LINE, "other", "other_kind"), "left_alone": LINE, "in_subgraph": ("subgraph",), "why_guider": (),
+    "why_guider_shared": ("guider",), "why_not_connected": ("input",), "why_no_vae": (), "why_no_vae_in_it": (),
+    "inserted": ("count",), "nothing_inserted": (), "fitted_already": (), "nothing_to_fit": (),
+}  # fmt: skip
+
+
+def scripts() -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in HELP.parent.glob("*.js"))
 
 
 def translations(language: str, file: str = FILE) -> dict[str, Any]:
@@ -200,23 +219,41 @@ def test_the_host_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setitem(folder_paths.folder_names_and_paths, "custom_nodes", ([str(tmp_path)], set()))
     served = CustomNodeManager().build_translations()
     files = {"nodeDefs": FILE, "commands": COMMANDS, "settings": SETTINGS}
+    words = {language: translations(language, WORDS) for language in TRANSLATED}  # English stands in the scripts
     assert served == {
-        language: {what: translations(language, file) for what, file in files.items()}
+        language: {what: translations(language, file) for what, file in files.items()} | words.get(language, {})
         for language in ("en", *TRANSLATED)
     }
 
 
 def test_settings_have_their_words_in_every_language() -> None:
     """The English is that of the scripts, of which each name and tooltip is there once."""
-    scripts = "".join(path.read_text(encoding="utf-8") for path in HELP.parent.glob("*.js"))
-    english = translations("en", SETTINGS)
-    assert len(english) == len(re.findall(r"defaultValue:", scripts))
+    source, english = scripts(), translations("en", SETTINGS)
+    assert len(english) == len(re.findall(r"defaultValue:", source))
     for about in english.values():
-        assert scripts.count(f'name: "{about["name"]}"') == scripts.count(f'tooltip: "{about["tooltip"]}"') == 1
+        assert source.count(f'name: "{about["name"]}"') == source.count(f'tooltip: "{about["tooltip"]}"') == 1
     for language in TRANSLATED:
         theirs = translations(language, SETTINGS)
         assert {name: set(about) for name, about in theirs.items()} == {n: set(a) for n, a in english.items()}
         assert all(NOT_LATIN.search(about["name"] + about["tooltip"]) for about in theirs.values())
+
+
+def test_what_the_scripts_say_is_there_in_every_language() -> None:
+    """By the keys with which they ask for it, and no others; with the same values in all languages."""
+    asked = set(SAID.findall(scripts()))
+    asked |= {f"work_{work}" for work in WORKS} | set(KINDS_OF_BARS) | set(CODES)
+    chinese, japanese = (translations(language, WORDS)["headroom"] for language in TRANSLATED)
+    assert set(chinese) == set(japanese) == asked
+    for name, text in chinese.items():
+        assert sorted(VALUE.findall(text)) == sorted(VALUE.findall(japanese[name])), name
+
+
+@pytest.mark.parametrize("language", TRANSLATED)
+def test_a_value_that_a_translation_has_is_one_that_the_script_gives(language: str) -> None:
+    for name, text in translations(language, WORDS)["headroom"].items():
+        given = re.search(rf'say\("{name}"[^;]*?\{{ ([^}}]*) \}}\)', scripts())
+        values = set(re.findall(r"(\w+)(?:,|:|$)", given[1])) if given else set(CODES.get(name, ()))
+        assert set(VALUE.findall(text)) <= values, name
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
