@@ -646,6 +646,15 @@ MEMORY = (
         ),
     ),
     *_of(
+        "host/prediction/host_answers.py",
+        "host/test_beside_models.py",
+        (
+            "prediction: a ControlNet's first step loads models",
+            'nothing_is_loaded = {"load_models_gpu": lambda *_, **__: None}',
+            "nothing_is_loaded: dict[str, Callable[..., Any]] = {}",
+        ),
+    ),
+    *_of(
         "memory/prediction/card.py",
         "unit/test_plans.py host/test_time.py",
         (

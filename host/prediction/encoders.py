@@ -143,7 +143,7 @@ def predict_network(
     results: list[Any] = []
     moving = replaced(nn.Module, "_apply", apply_by_exchange)
     with (
-        answering({**card_answers(card), "load_models_gpu": lambda *_, **__: None}),
+        answering(card_answers(card)),
         attending(card),
         moving,
         few_experts(),

@@ -154,7 +154,6 @@ def loading_headers(mode: FakeTensorMode, card: Card, absent: Absent | None = No
     answers = {
         **card_answers(card),
         "get_free_memory": free_memory_answer(card),
-        "load_models_gpu": lambda *_, **__: None,
     }
     finder = absent.finding() if absent is not None else nullcontext()
     moving = replaced(nn.Module, "_apply", apply_by_exchange)

@@ -165,13 +165,16 @@ def free_memory_answer(card: Card, tracker: LiveBytes | None = None, elsewhere: 
 
 
 def card_answers(card: Card) -> dict[str, Callable[..., Any]]:
-    """What a host on this card says of its device, its dtypes and its attention. Nothing for this machine's own."""
+    """What a host on this card says of its device, its dtypes and its attention; of this machine's own it says so
+    itself. Nothing is loaded for a prediction: what is on the device belongs to the prompt that runs."""
+    nothing_is_loaded = {"load_models_gpu": lambda *_, **__: None}
     if is_here(card.device):
-        return {}
+        return nothing_is_loaded
     capability = card.capability or (0, 0)
     yes, no = (lambda *_, **__: True), (lambda *_, **__: False)
     cpu = torch.device("cpu")
     return {
+        **nothing_is_loaded,
         "get_torch_device": lambda: card.device,
         "get_total_memory": lambda dev=None, torch_total_too=False: (card.seen,) * 2 if torch_total_too else card.seen,
         "is_nvidia": yes,

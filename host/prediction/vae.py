@@ -88,7 +88,7 @@ def predict_coding(coding: Coding, card: Card, workspaces: Workspaces = DOCUMENT
         ValueError: a budget that is too small, from the VAE's own settings.
     """
     mode = fake_mode()
-    with answering({**card_answers(card), "load_models_gpu": lambda *_, **__: None}):
+    with answering(card_answers(card)):
         stand_in = _StandIn.of(coding.vae, mode, card, workspaces)
         with mode:
             x = fake_tensor(coding.x, stand_in.vae.output_device)
@@ -122,7 +122,7 @@ def predict_work(vae: Any, x: Tensor, card: Card, work: Callable[[Any, Tensor], 
         CannotPredict: the autoencoder looks at its data.
     """
     mode, workspaces = fake_mode(), workspaces_for(card)
-    with _disable_current_modes(), answering({**card_answers(card), "load_models_gpu": lambda *_, **__: None}):
+    with _disable_current_modes(), answering(card_answers(card)):
         stand_in = _StandIn.of(vae, mode, card, workspaces)
         module = stand_in.vae.first_stage_model
         with mode:

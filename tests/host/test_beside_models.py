@@ -120,6 +120,17 @@ def test_nothing_of_a_controlnet_is_changed() -> None:
     assert all(map(torch.equal, weights, control.control_model.parameters()))
 
 
+def test_nothing_is_loaded_for_a_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its first step such a ControlNet has the host load again what was loaded: a prompt may be running beside."""
+    family = FAMILIES["sd3"]
+    model = family.load()
+    control = of_latents(model).set_cond_hint(hint(), vae=load_vae("flux"))
+    positive, asked = guided(family, 1, control), []
+    monkeypatch.setattr(comfy.model_management, "load_models_gpu", lambda *args, **_: asked.append(args))
+    predict_step(Step(model, family.latent(*SHAPE), positive, positive, 1.0), this_cpu())
+    assert not asked
+
+
 def test_its_weights_and_its_encode_are_in_the_answer() -> None:
     family = FAMILIES["sd3"]
     model, card = family.load(), named_card("sm86", 8.0)

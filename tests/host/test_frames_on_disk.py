@@ -33,7 +33,10 @@ def decoded(name: str, x: Tensor, **settings: Any) -> Tensor:
     return decode_latent(low_memory_vae(AUTOENCODERS[name].load(), VAESettings(**settings)), {"samples": x})
 
 
-@pytest.mark.parametrize(("name", "method"), grid(["wan21", "ltx", "cogvideox", "sd", "taehv"], ["auto", "exact"]))
+KINDS = [name for name in ("wan21", "ltx", "cogvideox", "sd", "taehv") if name in AUTOENCODERS]  # that this host has
+
+
+@pytest.mark.parametrize(("name", "method"), grid(KINDS, ["auto", "exact"]))
 def test_the_same_frames_in_a_file(name: str, method: str) -> None:
     kind = AUTOENCODERS[name]
     x = kind.latent(4, 5, 2, cells_in_time=3)
