@@ -291,6 +291,9 @@ def taehv(channels: int, patch: int) -> Shapes:
     return {"decoder.22.bias": (3 * patch * patch,), "decoder.1.weight": (256, channels, 3, 3)}
 
 
+ABSENT: set[str] = set()  # the kinds that this host does not have
+
+
 def kind(
     name: str,
     model: str,
@@ -307,6 +310,7 @@ def kind(
 ) -> Autoencoder | None:
     """None where a class that it needs is not there; a kind with ``frames`` is a video's."""
     if not all(map(_exists, [model, *(needs or [])])):
+        ABSENT.add(name)
         return None
     video = frames is not None
     return Autoencoder(

@@ -74,6 +74,11 @@ class Taken:
         self.borders.append((self.at, save()))
 
 
+def skip_uncut(name: str) -> None:
+    if name.startswith("ltx") and not LTXDecode.knows(AUTOENCODERS[name].load().first_stage_model):
+        pytest.skip("this ComfyUI's LTX-Video has older layers, and is not cut along frames")
+
+
 def decoding(name: str, x: Tensor, budget: float = 0.0) -> Decoding:
     return Decoding.of(AUTOENCODERS[name].load(), {"samples": x}, budget)
 
@@ -164,7 +169,7 @@ def test_without_a_state_only_what_is_missing_comes(name: str) -> None:
         assert len(rest) == len(whole) - done
 
 
-@pytest.mark.parametrize("name", ["ltx", NOISY, "ltx_striding"])
+@pytest.mark.parametrize("name", ["ltx", NOISY, "ltx_noise", "ltx_striding"])
 def test_windows_of_frames_where_the_module_has_no_room(name: str) -> None:
     x, row = latent(name, 9), Row("decode")
     way = decoding(name, x)
@@ -175,6 +180,7 @@ def test_windows_of_frames_where_the_module_has_no_room(name: str) -> None:
     assert any("windows of frames" in line for line in row.lines)
 
 
+@pytest.mark.skipif("cogvideox" not in AUTOENCODERS, reason="this ComfyUI has no CogVideoX")
 def test_the_least_that_cogvideox_needs_of_all_frames_does_not_grow_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card, where the latent comes from host memory; what its chunks take depends on no other frames."""
     monkeypatch.setattr(CogVideoDecode, "cut", lambda self, frames: [])
@@ -191,6 +197,7 @@ def test_the_least_that_cogvideox_needs_of_all_frames_does_not_grow_with_them(mo
 @pytest.mark.parametrize("name", ["ltx", "ltx_striding"])
 def test_windows_go_on_from_anywhere_and_compute_little_twice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without any state: from the first latent frame on that the next frames depend on."""
+    skip_uncut(name)
     x, decoded = latent(name, 40), list[int]()
     way, own = decoding(name, x), host_chunks.in_windows
     reach = LTXDecode(AUTOENCODERS[name].load().first_stage_model, 40).reach
@@ -275,6 +282,7 @@ GROWING = ["ltx", "wan21", NOISY, "taew21", "hunyuan_video15", "wan22", "mochi",
 )
 def test_what_lives_does_not_grow_with_the_frames(name: str, way: str) -> None:
     """Of a video twice as long, followed tensor by tensor."""
+    skip_uncut(name)
     most, planned = [], []
     for cells in (20, 36):  # below that a window's neighbours on one side or the other are not there
         x, row = latent(name, cells), Row("decode")
@@ -317,6 +325,7 @@ def test_no_budget_is_exceeded(name: str, share: float, cells: int) -> None:
     assert tracker.live_peak <= room
 
 
+@pytest.mark.skipif("cogvideox" not in AUTOENCODERS, reason="this ComfyUI has no CogVideoX")
 @at_night
 def test_cogvideox_keeps_within_a_budget_that_does_not_grow_with_its_frames() -> None:
     """On a CPU, where nothing waits for the garbage collector; of many frames it keeps maps in a file."""

@@ -49,8 +49,15 @@ SIZES = {"width", "height", "length", "steps", "cfg", "scale_by", "tile_size", "
 SIZES |= {"slice_sizes", "strength_model", "vram_budget_gb", "method", "format", "rank", "training_dtype", "lora_dtype"}
 
 
+# Of a template, a node whose saved values have another order where it lacks an input: older hosts' Train LoRA.
+LATER = {"train_lora": ("TrainLoraNode", "quantized_backward")}
+
+
 @pytest.fixture(params=TEMPLATES)
-def name(request: pytest.FixtureRequest) -> str:
+def name(request: pytest.FixtureRequest, extra_nodes: None) -> str:
+    kind, entry = LATER.get(request.param, ("", ""))
+    if kind and entry not in nodes.NODE_CLASS_MAPPINGS[kind].INPUT_TYPES()["required"]:
+        pytest.skip(f"this ComfyUI's {kind} has other widgets")
     return request.param
 
 

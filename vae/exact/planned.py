@@ -28,8 +28,12 @@ class PlannedRun(ExactRun):
     """An :class:`ExactRun` that plans and does not run; :attr:`report` tells its peak.
 
     Maps that a run would leave for later passes are there without data and without memory, so that each later schedule
-    is planned as in a run, also on a device that has no room for it.
+    is planned as in a run, also on a device that has no room for it. No random numbers are drawn.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.recorder.draws = False
 
     def stream(self, take: Callable[[Tensor], None], module: Callable[..., Any], x: Tensor, **kwargs: Any) -> None:
         """Nothing is handed on."""

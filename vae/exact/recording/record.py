@@ -91,7 +91,10 @@ class Recorder(TorchFunctionMode):
         materialised: names of the functions that were given real tensors, for the report.
         live: recorded tensors that the module may still refer to.
         made: bytes of each tensor that a recording keeps beside maps: copies of weights, small paddings.
+        draws: whether random numbers are drawn: not for a plan, whose run is to get those that come next.
     """
+
+    draws = True
 
     def __init__(
         self,
@@ -124,9 +127,17 @@ class Recorder(TorchFunctionMode):
         name = getattr(function, "__name__", "")
         if name in ("zeros", "ones", "full"):
             return self.filled(function, name, args, kwargs)
+        if name in ("rand", "randn"):
+            return self.random(name, *args, **kwargs)
         if self.pending and not self._waits(name, args) and self.touches_pending((args, kwargs)):
             self.flush()
         return function(*args, **kwargs)
+
+    def random(self, name: str, *shape: Any, **options: Any) -> Tensor:
+        """Random numbers, or what has their shape."""
+        if self.draws:
+            return getattr(torch, name)(*shape, **options)
+        return torch.empty(*shape, **{key: value for key, value in options.items() if key != "generator"})
 
     @staticmethod
     def _waits(name: str, args: Any) -> bool:

@@ -77,7 +77,7 @@ def _like_a_map(recorder: Recorder, function: Rule, name: str, args: Any, kwargs
     if name.startswith("new_"):
         shape = args[1] if isinstance(args[1], (tuple, list)) else args[1:]
     if name in ("randn_like", "rand_like"):
-        return getattr(torch, name[:-5])(tuple(shape), **options)
+        return recorder.random(name.removesuffix("_like"), tuple(shape), **options)
     fill = (
         args[1] if name == "full_like" and len(args) > 1 else options.pop("fill_value", 1.0 if "ones" in name else 0.0)
     )
