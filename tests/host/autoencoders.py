@@ -536,3 +536,5 @@ def with_own_tiling() -> Kinds:
 
 GROUPS = (stable_diffusion, hunyuan, wan, ltx_video, other_videos, tiny, other_pictures, with_own_tiling)
 AUTOENCODERS: dict[str, Autoencoder] = {found.name: found for group in GROUPS for found in group() if found}
+# Whether this host has LTX-Video's newer layers, by which it is cut along frames.
+LTX_IS_CUT = _exists("comfy.ldm.lightricks.vae.causal_conv3d.CausalConv3d._empty_output")

@@ -56,8 +56,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     for item in items:
         call = getattr(item, "callspec", None)
-        lacking = ABSENT.intersection(value for value in call.params.values() if isinstance(value, str)) if call else ()
-        for name in lacking:
+        given = call.params.values() if call else ()
+        names = [one for value in given for one in (value if isinstance(value, tuple) else (value,))]
+        for name in ABSENT.intersection(one for one in names if isinstance(one, str)):
             item.add_marker(pytest.mark.skip(reason=f"this ComfyUI has no {name}"))
 
 

@@ -18,7 +18,7 @@ from headroom.vae import Direction
 from headroom.vae.exact import ChunkedRun, PlannedChunks
 
 from ..nightly import at_night, grid, some_of
-from .autoencoders import AUTOENCODERS
+from .autoencoders import AUTOENCODERS, LTX_IS_CUT
 from .families import psnr
 from .test_exact_vae import decoded, exact, last_lines, last_row, least_gb
 
@@ -31,6 +31,8 @@ WAYS = {"decode": Direction.DECODE, "encode": Direction.ENCODE}
 
 
 def chunks(name: str, way: str) -> type[Chunks]:
+    if name.startswith("ltx") and not LTX_IS_CUT:
+        pytest.skip("this ComfyUI's LTX-Video has older layers, and is not cut along frames")
     found = chunks_of(AUTOENCODERS[name].load().first_stage_model, WAYS[way])
     assert found is not None
     return found
