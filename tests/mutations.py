@@ -646,6 +646,11 @@ MEMORY = (
         ),
     ),
     *_of(
+        "vae/exact/planned.py",
+        "host/test_streaming.py",
+        ("exact VAE: a plan draws the noise of the decode", "self.recorder.draws = False", "pass"),
+    ),
+    *_of(
         "host/prediction/host_answers.py",
         "host/test_beside_models.py",
         (

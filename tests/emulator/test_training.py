@@ -21,7 +21,7 @@ from headroom.host.training.settings import TrainingSettings
 from headroom.host.training.without_data import Training
 
 from ..host.families import FAMILIES
-from ..host.training import loadable, train, training_node
+from ..host.training import loadable, repeats_on_a_card, train, training_node
 from .conftest import Card
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -54,6 +54,7 @@ def trained(
     return lora, LOG.rows("", "")[-1]
 
 
+@repeats_on_a_card
 @pytest.mark.parametrize("name", ["flux", "z_image"])
 def test_the_adapter_is_the_same_bits_late_and_raced(card: Card, name: str) -> None:
     card.set()
@@ -110,6 +111,7 @@ def test_a_budget_is_kept(card: Card) -> None:
     assert least.live < row.live <= 1.02 * wanted
 
 
+@repeats_on_a_card
 def test_in_16_bits_with_the_hosts_scaler(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a model in float16 with an adapter in float32, the losses are scaled before their backward."""
     scaled: list[Any] = []

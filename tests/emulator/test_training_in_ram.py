@@ -20,7 +20,7 @@ from headroom.host.training.without_data import Training
 from headroom.training import CheckpointedChain, InRam, every
 
 from ..host.families import FAMILIES
-from ..host.training import loadable
+from ..host.training import loadable, repeats_on_a_card
 from ..nightly import some_of
 from .conftest import Card
 from .test_training import ALL, EACH, trained
@@ -107,6 +107,7 @@ def test_an_error_leaves_no_copy_behind(card: Card) -> None:
     assert not card.races
 
 
+@repeats_on_a_card
 @pytest.mark.parametrize("name", ["flux", "z_image"])
 def test_the_adapter_is_the_same_bits_late_and_raced(card: Card, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[InRam] = []
@@ -129,6 +130,7 @@ def test_the_adapter_is_the_same_bits_late_and_raced(card: Card, name: str, monk
     assert row.predicted.activations == pytest.approx(row.live, rel=0.05)
 
 
+@repeats_on_a_card
 @pytest.mark.parametrize("kind", some_of([BUDGET, EVERY_KTH], 2))
 def test_other_plans(card: Card, kind: str) -> None:
     card.set()

@@ -18,7 +18,7 @@ from headroom.host.training.without_data import Training
 from headroom.memory import Row
 
 from ..host.families import FAMILIES, Family
-from ..host.training import loadable, train, training_node
+from ..host.training import loadable, repeats_on_a_card, train, training_node
 from ..nightly import some_of
 from .conftest import Card
 from .test_training import EACH
@@ -68,6 +68,7 @@ WAYS = {
 }
 
 
+@repeats_on_a_card
 @pytest.mark.parametrize(
     ("name", "bypass_mode"), some_of([("flux", True), ("flux", False), ("z_image", True), ("z_image", False)], 3)
 )
@@ -85,6 +86,7 @@ def test_the_adapter_is_the_same_bits_late_and_raced(card: Card, name: str, bypa
         assert weights < 0.65 * resident.predicted.weights, way
 
 
+@repeats_on_a_card
 def test_block_offload_alone_is_right_and_says_what_it_costs(card: Card) -> None:
     """In bypass mode the backward reads the weights themselves: from the host's buffers autograd refuses them."""
     card.set()
@@ -96,6 +98,7 @@ def test_block_offload_alone_is_right_and_says_what_it_costs(card: Card) -> None
     assert any("put Training Memory" in notice for notice in row.notices)
 
 
+@repeats_on_a_card
 @pytest.mark.parametrize("offloading", [False, True])
 def test_it_takes_what_was_said_beforehand(card: Card, offloading: bool) -> None:
     card.set()
