@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -104,6 +104,21 @@ def seconds_of(device: torch.device, work: Callable[[], object]) -> float:
     synchronise(device)
     waited = time.perf_counter() - start
     return (events[0].elapsed_time(events[1]) / 1000 if events else 0.0) or waited
+
+
+def random_numbers(device: torch.device) -> Callable[[], None]:
+    """What is called to draw those of the global random numbers that come next now, of the CPU and of a device."""
+    own, places = _own_module(device), [partial(torch.set_rng_state, torch.get_rng_state())]
+    if device.type == "mps":  # which is one device
+        places.append(partial(own.set_rng_state, own.get_rng_state()))
+    elif device.type != "cpu" and hasattr(own, "get_rng_state"):
+        places.append(partial(own.set_rng_state, own.get_rng_state(device), device))
+
+    def draw_again() -> None:
+        for place in places:
+            place()
+
+    return draw_again
 
 
 def _timing_events(device: torch.device) -> list[Any]:

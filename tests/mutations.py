@@ -651,6 +651,15 @@ MEMORY = (
         ("exact VAE: a plan draws the noise of the decode", "self.recorder.draws = False", "pass"),
     ),
     *_of(
+        "host/vae/strips.py",
+        "host/test_exact_vae.py",
+        (
+            "exact VAE: noise is drawn anew where memory ran out",
+            "            draw_again()  # the noise",
+            "            # the noise",
+        ),
+    ),
+    *_of(
         "host/prediction/host_answers.py",
         "host/test_beside_models.py",
         (

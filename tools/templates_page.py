@@ -40,6 +40,7 @@ def page(rows: dict[str, dict[str, Any]], made: Made) -> str:
     """
     local = {name: one for name, one in rows.items() if one.get("local")}
     whole = {name: one for name, one in local.items() if one["whole"]}
+    asked = sum(all(MADE_TO_FIT in card for card in one["cards"].values()) for one in whole.values())
     heads = [f"{size} GB ({card})" for size, card in CARDS.items()]
     lines = [
         "# Official templates, predicted before anything is downloaded",
@@ -55,7 +56,7 @@ def page(rows: dict[str, dict[str, Any]], made: Made) -> str:
         "| *no* | it does not fit, whatever comes over the bus |",
         "| *24 s* | about the time of all that is computed, reading files aside, by the maker's figures of the card in"
         " brackets: **not measured on a GPU** |",
-        "| *fit:* | the same with *Make It Fit* (exact), where that changes something; … was not asked yet |",
+        f"| *fit:* | with *Make It Fit* (exact), where that changes something; asked of {asked} of them |",
         "",
         f"For {LIMIT:.0%} of a card with the kernels of the RTX 30 series; no card of it has 32 GB, whose times are an"
         " RTX 3090's. Pictures, videos and sounds that are not there are taken to have a usual size. *At most*: on the"
@@ -84,9 +85,7 @@ def data(rows: dict[str, dict[str, Any]], made: Made) -> str:
 def cell(card: dict[str, dict[str, Any]], between: str = "<br>") -> str:
     """A template on a card: as it is, and with *Make It Fit* where that is another thing."""
     plain, fitted = card[AS_IT_IS], card.get(MADE_TO_FIT)
-    if fitted is None:  # not asked yet
-        return f"{_words(plain)}{between}fit: …"
-    if _alike(plain, fitted):
+    if fitted is None or _alike(plain, fitted):  # not asked, or the same
         return _words(plain)
     return f"{_words(plain)}{between}fit: {_words(fitted)}"
 

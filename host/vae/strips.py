@@ -12,6 +12,7 @@ from comfy import model_management
 from torch import Tensor
 
 from ...memory import Row
+from ...memory.accelerator import random_numbers
 from ...memory.link import link_speed
 from ...memory.prediction import Prediction, Workspaces
 from ...memory.units import format_bytes
@@ -165,8 +166,9 @@ class ExactPass:
             DoesNotFit: the budget is too small, known before any work.
             NoRoom: memory ran out on the last rung.
         """
-        rungs = Rungs(self.budget)
+        rungs, draw_again = Rungs(self.budget), random_numbers(self.vae.device)
         while True:
+            draw_again()  # the noise of a VAE that adds some is that of the untiled run, however often this begins anew
             run: ExactRun = self._prepared(rungs.budget, on_strip)
             try:
                 out = call(run)

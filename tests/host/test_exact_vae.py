@@ -536,6 +536,21 @@ class TestOutOfMemory:
         lower = re.search(r"planned peak (\d+) MB", last_lines())
         assert int(lower[1]) < int(peak[1])
 
+    def test_the_noise_of_a_vae_is_the_untiled_ones(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However often the decode begins anew."""
+        x, attempts, computed = input_of("ltx_conditioned", "decode"), [], ExactRun._run
+        expected = decoded(AUTOENCODERS["ltx_conditioned"].load(), x)
+
+        def fail_once(run: ExactRun, *args: Any) -> None:
+            attempts.append(run)
+            if len(attempts) == 1:
+                raise OUT_OF_MEMORY("out of memory, on purpose")
+            computed(run, *args)
+
+        monkeypatch.setattr(ExactRun, "_run", fail_once)
+        assert psnr(decoded(exact("ltx_conditioned", tile_size=0), x), expected) >= NEAR_ENOUGH
+        assert len(attempts) > 1
+
     def test_a_height_that_was_asked_for_gives_way(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """As the size of feathered tiles does: lower strips are still exact."""
         x = AUTOENCODERS["sd"].latent(48, 24)

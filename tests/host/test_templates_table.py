@@ -104,7 +104,7 @@ def test_a_cell(plain: dict[str, Any], fitted: dict[str, Any], text: str) -> Non
 
 
 def test_a_cell_of_which_nobody_asked() -> None:
-    assert cell({AS_IT_IS: numbers("streams", 6.85)}) == "6.8 GB, 20 s<br>fit: …"
+    assert cell({AS_IT_IS: numbers("streams", 6.85)}) == "6.8 GB, 20 s"
 
 
 def test_the_page_and_its_data() -> None:
@@ -123,6 +123,7 @@ def test_the_page_and_its_data() -> None:
     assert f"| near | 9.5 | 12.0 | 11.0 | {cells} |" in text
     assert "- not: Sound is not known\n" in text
     assert "far" not in text
+    assert "asked of 1 of them |" in text
     read = json.loads(data(rows, made))
     assert read["comfyui"] == "4.5.6"
     assert set(read["templates"]) == {"near", "not"}
