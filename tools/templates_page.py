@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-# GB of 2^30 bytes, and whose figures tell the time; the RTX 30 series has no card of 32 GB.
-CARDS = {6: "RTX A2000", 8: "RTX 3060 Ti", 12: "RTX 3060", 16: "RTX A4000", 24: "RTX 3090", 32: "RTX 3090"}
+# GB of 2^30 bytes, and whose figures tell the time.
+CARDS = {6: "RTX 3050", 8: "RTX 4060", 12: "RTX 3060", 16: "RTX 4060 Ti", 24: "RTX 3090", 32: "RTX 5090"}
 LIMIT = 0.85
 AS_IT_IS, MADE_TO_FIT = "as_it_is", "make_it_fit"
 SAME = 0.05  # as a share: times that are no further apart are said once
@@ -58,8 +58,8 @@ def page(rows: dict[str, dict[str, Any]], made: Made) -> str:
         " brackets: **not measured on a GPU** |",
         f"| *fit:* | with *Make It Fit* (exact), where that changes something; asked of {asked} of them |",
         "",
-        f"For {LIMIT:.0%} of a card with the kernels of the RTX 30 series; no card of it has 32 GB, whose times are an"
-        " RTX 3090's. Pictures, videos and sounds that are not there are taken to have a usual size. *At most*: on the"
+        f"For {LIMIT:.0%} of a card with the kernels of the RTX 30 series, whatever the card whose figures tell the"
+        " time. Pictures, videos and sounds that are not there are taken to have a usual size. *At most*: on the"
         " card, where all weights stay. Made by `python3 -m tools templates-table`;"
         " [all numbers as JSON](official_templates.json).",
         "",

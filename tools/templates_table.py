@@ -109,8 +109,10 @@ def made_to_fit(workflow: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]
 
 def card_of(size: int) -> Any:
     """A card of so many GB: kernels of the RTX 30 series, and the figures of one that is sold."""
-    card = importlib.import_module("headroom.memory.prediction").named_card(KERNELS, float(size))
-    return replace(card, name=CARDS[size])
+    known = importlib.import_module("headroom.graph.cards").known_card("card", CARDS[size], float(size))
+    prediction, speed = (importlib.import_module(f"headroom.memory.{name}") for name in ("prediction", "speed"))
+    card, own = (prediction.named_card(kernels, float(size)) for kernels in (KERNELS, known.kernels))
+    return replace(card, name=CARDS[size], measured=speed.documented(CARDS[size], own.total, own.capability))
 
 
 def _predicted(prompt: dict[str, Any], card: Any) -> Any:
@@ -182,8 +184,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         version = importlib.import_module("importlib.metadata").version(TEMPLATES.replace("_", "-"))
         comfyui = importlib.import_module("comfyui_version").__version__
         made = Made(f"{TEMPLATES} {version}", comfyui, time.strftime("%Y-%m-%d"))
-        options.page.write_text(page(done, made), encoding="utf-8")
-        options.page.with_suffix(".json").write_text(data(done, made), encoding="utf-8")
+        rows = {name: done[name] for name in names(folder) if name in done}
+        options.page.write_text(page(rows, made), encoding="utf-8")
+        options.page.with_suffix(".json").write_text(data(rows, made), encoding="utf-8")
     return 0
 
 
