@@ -108,7 +108,7 @@ def _share(one: dict[str, Any]) -> str:
 
 def _words(one: dict[str, Any]) -> str:
     seconds = one.get("seconds")
-    if one["verdict"] == "does_not_fit" or seconds is None:
+    if one["verdict"] == "does_not_fit" or not seconds:
         return _share(one)
     units = importlib.import_module("headroom.memory.units")
     return f"{_share(one)}, {units.format_seconds(seconds)}"
