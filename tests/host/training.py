@@ -20,7 +20,8 @@ def training_node() -> Any:
     return pytest.importorskip("comfy_extras.nodes_train", reason="this ComfyUI has no training node").TrainLoraNode
 
 
-# Its own node, twice, without ours, gives two adapters on an emulated card; beside the weights autograd refuses them.
+# Its own node, twice, without ours, gives two adapters on an emulated card; beside the weights autograd refuses them,
+# it scales no losses, and what it takes with streamed weights is not what is predicted (docs/hosts.md).
 repeats_on_a_card = pytest.mark.skipif(
     ENVIRONMENT.version.startswith("0.18."), reason="this ComfyUI's own training does not repeat itself on a card"
 )
