@@ -97,7 +97,7 @@ def test_experts_take_most_where_all_choose_the_same(of_experts: Any, monkeypatc
 @pytest.mark.parametrize("channels", [1, 2])
 def test_gemma_hears_as_many_frames_as_it_would(samples: int, rate: int, channels: int) -> None:
     tokenizer = find(LISTENER)
-    if tokenizer is None:
+    if not hasattr(tokenizer, "_extract_audio_features"):
         pytest.skip("an older ComfyUI")
     waveform = torch.rand(channels, samples)
     heard = tokenizer._extract_audio_features(tokenizer, waveform, rate)
