@@ -106,7 +106,7 @@ def start(options: argparse.Namespace, base: str, screen: Screen) -> tuple[Any, 
     importlib.import_module("headroom.cli.checks.parts")
     bench = importlib.import_module("headroom.cli.checks.bench").Bench(options.seconds, screen.doing)
     machine = importlib.import_module("headroom.cli.checks.machine")
-    return bench, machine.describe(bench.device, host.PACK)
+    return bench, machine.describe(bench.device)
 
 
 def run(options: argparse.Namespace, screen: Screen, bench: Any, ran_on: dict[str, Any]) -> int:

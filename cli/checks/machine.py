@@ -11,13 +11,14 @@ from typing import Any
 import comfy.model_management as model_management
 import torch
 
+from ...graph.version import pack_version
 from ...host.core.device import GB
 from ...host.core.internals import missing
 
 NVIDIA = Path("/proc/driver/nvidia/version")
 
 
-def describe(device: torch.device, pack: Path) -> dict[str, Any]:
+def describe(device: torch.device) -> dict[str, Any]:
     """Names and versions; nothing of the user's."""
     return {
         "device": _name(device),
@@ -31,7 +32,7 @@ def describe(device: torch.device, pack: Path) -> dict[str, Any]:
         "comfyui": _comfyui(),
         "vram_state": model_management.vram_state.name,
         "dynamic_vram": _has_dynamic_vram(),
-        "headroom": _version(pack),
+        "headroom": pack_version(),
         "missing": [internal.sentence for internal in missing()],
     }
 
@@ -92,8 +93,3 @@ def _has_dynamic_vram() -> bool:
         return bool(importlib.import_module("comfy.memory_management").aimdo_enabled)
     except (ImportError, AttributeError):
         return False
-
-
-def _version(pack: Path) -> str:
-    found = re.search(r'^version = "(.+)"$', (pack / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
-    return found[1] if found else "of unknown version"

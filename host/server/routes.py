@@ -12,12 +12,15 @@ from typing import Any
 
 from ...graph.fit.cfg_source import follow_cfg
 from ...graph.formats import BadWorkflow, check_api
+from ...graph.version import pack_version
 from ...memory import row_numbers
+from ...memory.prediction.numbers import SCHEMA
 from ..measure.runs import LOG
 from . import advised
 from .worker import TookTooLong, Worker
 
 ESTIMATE, FIT, RUNS = "/headroom/estimate", "/headroom/fit", "/headroom/runs/{prompt_id}"
+VERSION = "/headroom/version"
 ESTIMATE_FORM, FIT_FORM = '{"prompt": workflow in the API format}', '{"workflow": workflow}'
 FOLLOW = "follow"  # of a GET for runs: predict to the byte first
 PROMPT_PATHS = ("/prompt", "/api/prompt")
@@ -42,6 +45,7 @@ def install() -> None:
     server.routes.post(ESTIMATE)(post_estimate)
     server.routes.post(FIT)(post_fit)
     server.routes.get(RUNS)(get_runs)
+    server.routes.get(VERSION)(get_version)
     server.app.middlewares.append(_admission())
     server.add_on_prompt_handler(with_the_graphs_cfg)
     advised.install()
@@ -56,12 +60,16 @@ async def post_estimate(request: Any) -> Any:
 
     Returns:
         The forecast's numbers with ``text`` and ``notes`` for people; status 400 with ``error``, a sentence, for what
-        makes no sense.
+        makes no sense, and for what takes no memory of a card: then ``complete`` says whether all of it was looked at.
     """
     from aiohttp import web
 
+    from ..workflow.estimate import NothingToPredict
+
     try:
         answer = await _beside(request, partial(_estimated, await request.read()))
+    except NothingToPredict as error:
+        return web.json_response({"error": str(error), "complete": error.complete}, status=400)
     except ValueError as error:
         return web.json_response({"error": str(error)}, status=400)
     return web.json_response(answer)
@@ -113,6 +121,13 @@ async def get_runs(request: Any) -> Any:
         sentence = f"prompt '{prompt}': nothing was measured of it here, or too many prompts have run since"
         return web.json_response({"error": sentence}, status=404)
     return web.json_response({"prompt_id": prompt, "rows": rows})
+
+
+async def get_version(request: Any) -> Any:
+    """Which pack this is, for who works with several servers: ``{"version", "schema"}``, the latter an estimate's."""
+    from aiohttp import web
+
+    return web.json_response({"version": pack_version(), "schema": SCHEMA})
 
 
 def with_the_graphs_cfg(queued: dict[str, Any]) -> dict[str, Any]:

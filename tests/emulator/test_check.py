@@ -13,7 +13,6 @@ from headroom.cli.checks import attention, offload, parts, prediction, sizes, va
 from headroom.cli.checks.bench import Bench
 from headroom.cli.checks.machine import describe
 from headroom.cli.checks.rows import Check, CheckOutcome, CheckRow, Found
-from headroom.cli.host import PACK
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 FREE = 4096.0  # MB
@@ -35,7 +34,7 @@ def looked_at(name: str, bench: Bench) -> dict[str, CheckRow]:
 
 
 def test_the_machine_is_the_card(bench: Bench) -> None:
-    machine = describe(bench.device, PACK)
+    machine = describe(bench.device)
     assert machine["device_type"] == "cuda"
     assert "(emulated)" in machine["device"]
     assert machine["device_bytes"] == FREE * 2**20

@@ -234,7 +234,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 def run(*arguments: str) -> int:
     options, screen = check.parser().parse_args(arguments), check.Screen()
     bench = Bench(options.seconds, screen.doing)
-    return check.run(options, screen, bench, describe(bench.device, PACK))
+    return check.run(options, screen, bench, describe(bench.device))
 
 
 class TestRun:
