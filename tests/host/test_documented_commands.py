@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from headroom.farm.command import parser as farm_parser
 from headroom.tools.commands import parser as tools_parser
 from headroom.tools.server.server import Server
 
@@ -87,6 +88,8 @@ def test_a_command_is_one(line: str, folder: Path, server: Server) -> None:
         module, *rest = arguments
         if module == "tools":
             read_as_tools(rest)
+        elif module == "farm":
+            assert farm_parser().parse_args(rest).command
         else:
             assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
         return

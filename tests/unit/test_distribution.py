@@ -39,7 +39,7 @@ FOLDERS = {
     "docs",
 }
 FILES = {"__init__.py", "pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "SECURITY.md"}
-LEFT_OUT = {"tests", "tools", "benchmarks"}
+LEFT_OUT = {"tests", "tools", "benchmarks", "farm"}
 MOST_BYTES = 3_000_000
 
 

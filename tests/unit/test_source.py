@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 ENGINES = ("attention", "vae", "offload", "memory", "training", "video")
 PARTS = ("graph", *ENGINES, "host", "nodes")
 SHIPPED = (*PARTS, "cli")
+BESIDE_THE_PACK = "farm"  # a program that is not shipped
 OF_THE_HOST = {"comfy", "comfy_api", "comfy_execution", "comfy_extras", "folder_paths", "nodes", "server"}
 # The rooms of host/, the lower first; those of one floor stand side by side.
 FLOORS = (
@@ -90,6 +91,17 @@ def test_arrows_point_one_way() -> None:
     assert not wrong
 
 
+def test_the_farm_needs_workflow_files_alone() -> None:
+    """Nothing of the pack needs it, and what Ray carries to other machines needs nothing of the pack."""
+    farm = list((ROOT / BESIDE_THE_PACK).glob("*.py"))
+    assert {end[0] for path in farm for name in imports(path) if (end := reached(path, name))} == {"farm", "graph"}
+    assert not [path for path in shipped() for name in imports(path) if reached(path, name)[:1] == (BESIDE_THE_PACK,)]
+    carried = [ROOT / BESIDE_THE_PACK / f"{name}.py" for name in ("plain", "comfy", "actor")]
+    ends = {end for path in carried for name in imports(path) if (end := reached(path, name))}
+    assert ends <= {(BESIDE_THE_PACK, path.stem) for path in carried}
+    assert not [path for path in farm if path.read_text(encoding="utf-8").count("\n") > MOST_LINES]
+
+
 def test_engines_and_workflow_files_need_no_host() -> None:
     for part in ("graph", *ENGINES):
         for path in (ROOT / part).rglob("*.py"):
@@ -161,7 +173,7 @@ def test_the_map_is_of_this_tree() -> None:
     folders = {name.strip("`/"): begin for cell, _, begin in rows for name in cell.strip().split(", ")}
     rooms = {f"host/{room.name}" for room in (ROOT / "host").iterdir() if (room / "__init__.py").is_file()}
     assert rooms == {f"host/{room}" for room in FLOOR}
-    assert {*SHIPPED, *rooms} - {"host"} <= set(folders)
+    assert {*SHIPPED, BESIDE_THE_PACK, *rooms} - {"host"} <= set(folders)
     for folder, begin in folders.items():
         for name in re.findall(r"`([^`]+)`", begin):
             assert (ROOT / folder / name).exists(), f"{folder}: {name}"
@@ -191,7 +203,7 @@ def test_the_lists_name_parameters_that_there_are() -> None:
 
 def test_every_part_says_what_lives_there() -> None:
     """A docstring of two sentences: what lives there, and what does not."""
-    rooms = {path.parent for path in (*shipped(), *(ROOT / "tools").rglob("*.py"))}
+    rooms = {path.parent for path in (*shipped(), *(ROOT / "tools").rglob("*.py"), ROOT / BESIDE_THE_PACK / "run.py")}
     for folder in rooms:
         said = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
         assert said.count(".") >= 2, f"{folder.relative_to(ROOT)}: {said}"

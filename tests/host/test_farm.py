@@ -1,0 +1,331 @@
+"""The farm over real servers and a real Ray: what fits goes where it fits, each once, whatever is killed meanwhile.
+
+Three ComfyUI of one thread each, declared as cards of three sizes.
+"""
+
+import asyncio
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from aiohttp import web
+from PIL import Image
+
+from headroom.farm import journal
+from headroom.farm.cluster import NEEDED
+from headroom.graph.version import pack_version
+from headroom.tools.server.client import Client
+from headroom.tools.server.server import Server, free_port
+from headroom.tools.setup.environment import PACK
+
+from ..nightly import NIGHTLY
+from .conftest import ENVIRONMENT
+from .workflows import text_to_image
+
+CARDS = (0.3, 0.6, 4.0)  # GB that the servers are declared to have
+SIDES = (128, 256, 320)  # px: the first fits all of them, the last the largest alone
+PROMPTS = 40 if NIGHTLY else 12
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+LONGEST = 300  # seconds
+
+
+@pytest.fixture(scope="module")
+def servers() -> Iterator[list[Server]]:
+    with ExitStack() as stack:
+        yield [stack.enter_context(Server(ENVIRONMENT, cpu=True, variables=ONE_THREAD)) for _ in CARDS]
+
+
+def named(servers: list[Server]) -> list[str]:
+    return [f"{server.url}#vram={gb}" for server, gb in zip(servers, CARDS)]
+
+
+def graph(seed: int, side: int, **sampler: Any) -> dict[str, Any]:
+    made = text_to_image(side=side, seed=seed, save_latent=False)
+    made["5"]["inputs"] |= sampler
+    return made
+
+
+def written(folder: Path, graphs: list[dict[str, Any]]) -> list[str]:
+    paths = [folder / f"prompt-{number:02d}.json" for number in range(len(graphs))]
+    for path, one in zip(paths, graphs):
+        path.write_text(json.dumps(one))
+    return [str(path) for path in paths]
+
+
+def command(paths: list[str], out: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "farm", "run", *paths, "--out", str(out), *more]
+
+
+def farm(paths: list[str], out: Path, *more: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(paths, out, *more), cwd=PACK, capture_output=True, text=True, timeout=LONGEST)
+
+
+def lines(out: Path, event: str) -> list[dict[str, Any]]:
+    return [line for line in journal.lines(out) if line["event"] == event]
+
+
+def until(true: Any, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def pixels(path: Path) -> Any:
+    return np.asarray(Image.open(path))
+
+
+def made_by(client: Client, one: dict[str, Any]) -> Any:
+    """The picture that a server makes of a prompt by itself."""
+    result = client.run(one, timeout=LONGEST)
+    return np.asarray(Image.open(io.BytesIO(client.image(result.outputs["7"]["images"][0]))))
+
+
+def fits(servers: list[Server], one: dict[str, Any]) -> set[str]:
+    """The workers whose own estimate says that a prompt fits."""
+    asked = {
+        server.url.partition("//")[2]: Client(server.url).post("/headroom/estimate", {"prompt": one, "vram_gb": gb})
+        for server, gb in zip(servers, CARDS)
+    }
+    return {name for name, answer in asked.items() if answer["verdict"] != "does_not_fit"}
+
+
+def test_kills_lose_nothing_and_double_nothing(servers: list[Server], tmp_path: Path) -> None:
+    """A server is killed in the middle and the driver too; the same command goes on."""
+    sides = [SIDES[number % 3] for number in range(PROMPTS)]
+    graphs = [graph(seed, side) for seed, side in enumerate(sides)]
+    paths, out = written(tmp_path, graphs), tmp_path / "out"
+    allowed = {side: fits(servers, graph(0, side)) for side in SIDES}
+    assert [len(allowed[side]) for side in SIDES] == [3, 2, 1]
+    with Server(ENVIRONMENT, cpu=True, variables=ONE_THREAD) as victim:
+        killed = [victim, *servers[1:]]
+        of_the_victim = {victim.url.partition("//")[2]}
+        driver = subprocess.Popen(command(paths, out, "--workers", *named(killed)), cwd=PACK, start_new_session=True)
+        try:
+            until(lambda: any(line["worker"] in of_the_victim for line in lines(out, "sent")))
+            os.killpg(victim.pid, signal.SIGKILL)
+            until(lambda: lines(out, "lost") and len(lines(out, "done")) >= PROMPTS // 4)
+        finally:
+            os.killpg(driver.pid, signal.SIGKILL)
+            driver.wait()
+        done_before = {line["job"] for line in lines(out, "done")}
+        assert 0 < len(done_before) < PROMPTS
+        again = farm(paths, out, "--workers", *named(killed))
+    assert again.returncode == 0, again.stdout + again.stderr
+    done = lines(out, "done")
+    assert Counter(line["job"] for line in done) == Counter({path.name: 1 for path in out.iterdir() if path.is_dir()})
+    assert len(done) == PROMPTS
+    assert done_before <= {line["job"] for line in done}
+    for line in lines(out, "sent"):
+        side = sides[int(re.findall(r"prompt-(\d+)", line["job"])[0])]
+        assert line["worker"] in allowed[side] or (line["worker"] in of_the_victim and side == SIDES[0]), line
+    client = Client(servers[2].url)
+    for number, one in enumerate(graphs):
+        (folder,) = out.glob(f"prompt-{number:02d}-*")
+        about = json.loads((folder / "result.json").read_text())
+        assert about["prompt"] == one
+        (file,) = about["files"]
+        assert np.array_equal(pixels(folder / file["file"]), made_by(client, one))
+
+
+def test_what_fits_nowhere_is_refused_and_the_rest_runs(servers: list[Server], tmp_path: Path) -> None:
+    nowhere = graph(1, 64)
+    nowhere["1"]["inputs"]["ckpt_name"] = "nowhere.safetensors"
+    wrong = graph(1, 64, sampler_name="nonsense")
+    unknown = graph(1, 64) | {"20": {"class_type": "NobodysNode", "inputs": {}}}
+    paths = written(tmp_path, [graph(5, 1024), nowhere, wrong, unknown, graph(5, 64)])
+    out = tmp_path / "out"
+    run = farm(paths, out, "--workers", *named(servers))
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert [line["job"][:9] for line in lines(out, "done")] == ["prompt-04"]
+    said = {line["job"][:9]: line["reason"] for line in lines(out, "refused")}
+    assert re.search(r"needs [\d.]+ GB at least.*the least card that would do has \d+ GB$", said["prompt-00"])
+    assert "lacks nowhere.safetensors (node 1, ckpt_name)" in said["prompt-01"]
+    assert "sampler_name: 'nonsense' not in" in said["prompt-02"]
+    assert "lacks the node NobodysNode" in said["prompt-03"]
+    assert not [line for line in lines(out, "sent") if line["job"].startswith(("prompt-00", "prompt-01", "prompt-03"))]
+    for reason in said.values():
+        assert reason in run.stdout
+    told = subprocess.run([sys.executable, "-m", "farm", "status", str(out)], cwd=PACK, capture_output=True, text=True)
+    assert told.stdout.startswith("1 done, 4 refused")
+
+
+def test_a_split_batch_is_the_same_on_any_machine(servers: list[Server], tmp_path: Path) -> None:
+    """And its pictures are those of the batch in one piece up to rounding, where the sampler draws no noise."""
+    one = graph(7, 64)
+    one["4"]["inputs"]["batch_size"] = 3
+    paths, out = written(tmp_path, [one]), tmp_path / "out"
+    run = farm(paths, out, "--workers", *named(servers), "--split", "batch")
+    assert run.returncode == 0, run.stdout + run.stderr
+    abouts = [json.loads(path.read_text()) for path in sorted(out.glob("*/result.json"))]
+    abouts.sort(key=lambda about: max(node["inputs"].get("batch_index", 0) for node in about["prompt"].values()))
+    assert len(abouts) == 3
+    client = Client(servers[0].url)
+    result = client.run(one, timeout=LONGEST)
+    for about, entry in zip(abouts, result.outputs["7"]["images"]):
+        assert "the same first noise" in about["notes"][0]
+        picture = pixels(out / about["job"] / about["files"][0]["file"])
+        assert np.array_equal(picture, made_by(client, about["prompt"]))
+        whole = np.asarray(Image.open(io.BytesIO(client.image(entry)))).astype(int)
+        assert np.abs(picture - whole).max() <= 1
+
+
+def test_pictures_go_along_and_a_drain_ends_a_run(servers: list[Server], tmp_path: Path) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    drawn = np.random.default_rng(0).integers(0, 255, (64, 64, 3), dtype=np.uint8)
+    Image.fromarray(drawn).save(folder / "mine.png")
+    graphs = []
+    for number in range(6):
+        one = graph(number, 64, denoise=0.5, steps=4)
+        one["4"] = {"class_type": "VAEEncode", "inputs": {"pixels": ["10", 0], "vae": ["1", 2]}}
+        one["10"] = {"class_type": "LoadImage", "inputs": {"image": "mine.png"}}
+        graphs.append(one)
+    paths, out = written(tmp_path, graphs), tmp_path / "out"
+    more = ("--workers", named(servers)[2], "--inputs", str(folder))
+    driver = subprocess.Popen(command(paths, out, *more), cwd=PACK)
+    try:
+        until(lambda: lines(out, "sent"))
+        asked = subprocess.run(
+            [sys.executable, "-m", "farm", "drain", str(out)], cwd=PACK, capture_output=True, text=True
+        )
+        assert asked.returncode == 0, asked.stderr
+        assert driver.wait(LONGEST) == 1
+    finally:
+        driver.kill()
+    drained = len(lines(out, "done"))
+    assert 0 < drained < 6
+    run = farm(paths, out, *more)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert len(lines(out, "done")) == 6
+    asked = subprocess.run([sys.executable, "-m", "farm", "drain", str(out)], cwd=PACK, capture_output=True, text=True)
+    assert "no driver works on" in asked.stderr
+
+
+def test_a_cancel_takes_back_what_runs(servers: list[Server], tmp_path: Path) -> None:
+    paths, out = written(tmp_path, [graph(11, 256, steps=500)]), tmp_path / "out"
+    driver = subprocess.Popen(command(paths, out, "--workers", named(servers)[2]), cwd=PACK)
+    client = Client(servers[2].url)
+    try:
+        until(lambda: client.get("/queue")["queue_running"])
+        driver.send_signal(signal.SIGINT)
+        assert driver.wait(60) == 130
+    finally:
+        driver.kill()
+    until(lambda: not client.get("/queue")["queue_running"], 30)
+    assert [line["reason"] for line in lines(out, "back")] == ["the run was cancelled"]
+    assert journal.states(journal.lines(out))[lines(out, "job")[0]["job"]].status == "waiting"
+
+
+def test_the_process_beside_a_server_is_killed(servers: list[Server], tmp_path: Path) -> None:
+    """Ray starts it again; what the server still does is taken back, and each prompt comes once."""
+    paths, out = written(tmp_path, [graph(21, 128, steps=60), graph(22, 64)]), tmp_path / "out"
+    driver = subprocess.Popen(command(paths, out, "--workers", named(servers)[2]), cwd=PACK, stdout=subprocess.PIPE)
+    client = Client(servers[2].url)
+    try:
+        until(lambda: client.get("/queue")["queue_running"])
+        (first,) = lines(out, "sent")
+        beside = [one for one in psutil.Process(driver.pid).children(recursive=True) if "ComfyActor" in one.name()]
+        assert len(beside) == 1
+        beside[0].kill()
+        assert driver.wait(LONGEST) == 0
+    finally:
+        driver.kill()
+    assert [line["prompt_id"] for line in lines(out, "sent")].count(first["prompt_id"]) == 1
+    assert [line["job"] for line in lines(out, "lost")] == [first["job"]]
+    assert Counter(line["job"][:9] for line in lines(out, "done")) == {"prompt-00": 1, "prompt-01": 1}
+    status = client.history(first["prompt_id"])["status"]
+    assert not status["completed"], "it was taken back"
+
+
+def of_another_version(folder: Path) -> Path:
+    """A copy of what is shipped, of which the metadata say another version."""
+    for part in ("__init__.py", *(path.parent.name for path in PACK.glob("*/__init__.py")), "web", "locales"):
+        if part not in ("tests", "tools", "benchmarks", "farm"):
+            (shutil.copytree if (PACK / part).is_dir() else shutil.copy)(PACK / part, folder / part)
+    metadata = (PACK / "pyproject.toml").read_text(encoding="utf-8")
+    (folder / "pyproject.toml").write_text(metadata.replace(f'version = "{pack_version()}"', 'version = "0.1.0"'))
+    return folder
+
+
+def moved() -> web.Application:
+    """A server that sends whoever asks elsewhere."""
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        raise web.HTTPFound("http://127.0.0.1:1/system_stats")
+
+    app = web.Application()
+    app.router.add_get("/system_stats", elsewhere)
+    return app
+
+
+def test_workers_that_cannot_be_used(tmp_path: Path) -> None:
+    """Of another version, without the pack, moved elsewhere, and nobody."""
+    paths, out, port = written(tmp_path, [graph(1, 64)]), tmp_path / "out", free_port()
+    (tmp_path / "other").mkdir()
+    older = replace(ENVIRONMENT, pack=of_another_version(tmp_path / "other"))
+
+    async def asked(*workers: str) -> subprocess.CompletedProcess[str]:
+        runner = web.AppRunner(moved())
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        try:
+            return await asyncio.to_thread(farm, paths, out, "--workers", *workers)
+        finally:
+            await runner.cleanup()
+
+    with Server(older, cpu=True) as other, Server(ENVIRONMENT, pack=False, cpu=True) as without:
+        run = asyncio.run(asked(other.url, without.url, f"http://127.0.0.1:{port}", "http://127.0.0.1:1"))
+    assert run.returncode == 2, run.stdout + run.stderr
+    said = run.stdout.strip().splitlines()[-1]
+    assert f"has Headroom 0.1.0, this farm is of {pack_version()}: bring both to one version" in said
+    assert "has no Headroom, or one older than 0.7" in said
+    assert "it points elsewhere" in said
+    assert "http://127.0.0.1:1 does not answer" in said
+    assert "Traceback" not in run.stdout + run.stderr
+
+
+def test_what_is_missing_is_said_before_anything_runs(tmp_path: Path) -> None:
+    """In a Python without Ray; the prompts are read first."""
+    paths = written(tmp_path, [graph(1, 64)])
+    bare = [sys.executable, "-S", "-m", "farm", "run"]
+    without = subprocess.run([*bare, *paths, "--workers", "http://a"], cwd=PACK, capture_output=True, text=True)
+    assert without.returncode == 2
+    assert f"-m pip install {' '.join(NEEDED)}" in without.stderr
+    bad = subprocess.run([*bare, "no.json", "--workers", "http://a"], cwd=PACK, capture_output=True, text=True)
+    assert bad.stderr == "no.json cannot be read: No such file or directory\n"
+
+
+def test_the_version_is_told(client: Client) -> None:
+    assert client.get("/headroom/version") == {"version": pack_version(), "schema": 1}
+
+
+def test_what_takes_no_memory_of_a_card_is_said_to_be_whole(client: Client) -> None:
+    """A farm sends it anywhere; what was not followed wholly it does not."""
+    picture = {
+        "1": {"class_type": "EmptyImage", "inputs": {"width": 64, "height": 64, "batch_size": 1, "color": 0}},
+        "2": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "x"}},
+    }
+    for graph, complete in ((picture, True), (picture | {"3": {"class_type": "Nobodys", "inputs": {}}}, False)):
+        request = urllib.request.Request(f"{client.url}/headroom/estimate", json.dumps({"prompt": graph}).encode())
+        with pytest.raises(urllib.error.HTTPError) as error:
+            urllib.request.urlopen(request)
+        answer = json.loads(error.value.read())
+        assert answer["complete"] is complete, answer
