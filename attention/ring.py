@@ -88,15 +88,16 @@ class RingAttention(torch.autograd.Function):
                 travelling = _hand_on(travelling, ctx.lengths[owner], ctx.group)
             part, of_part = _part(mask, columns[owner]), _part(d_mask, columns[owner])
             # In the scores' precision: what each process adds is not rounded by itself.
-            wide = (x.to(log_sum.dtype) for x in (q, keys, values))
-            more = attention_gradients(d_out, *wide, ctx.scale, part, out, log_sum, *ctx.tiles, d_mask=of_part)
+            wide_q, keys, values = (x.to(log_sum.dtype) for x in (q, keys, values))
+            rows, cols = ctx.tiles
+            more = attention_gradients(d_out, wide_q, keys, values, ctx.scale, part, out, log_sum, rows, cols, of_part)
             d_q += more[0]
             if travelling:
                 for whole, one in zip(travelling, more[1:]):
                     whole += one
             else:
                 travelling = list(more[1:])
-            del keys, values, more  # before the next part comes
+            del wide_q, keys, values, more  # before the next part comes
         d_k, d_v = _hand_on(travelling, k.shape[2], ctx.group) if len(ctx.lengths) > 1 else travelling
         d_mask = None if d_mask is None else d_mask.to(mask.dtype)
         return (d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), None, d_mask, None, None, None)
@@ -181,7 +182,7 @@ def _exchange(out: Sequence[Tensor], into: Sequence[Tensor], group: Group) -> li
     """Begins to send to the next process, and to receive from the one before."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     after, before = ((rank + way) % size for way in (1, -1))
-    whole = group if group is not None else dist.group.WORLD
+    whole: Any = group if group is not None else dist.group.WORLD
     after, before = (dist.get_global_rank(whole, one) for one in (after, before))
     moves = [dist.P2POp(dist.isend, x, after, group) for x in out if x.numel()]
     moves += [dist.P2POp(dist.irecv, x, before, group) for x in into if x.numel()]
