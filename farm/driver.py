@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from .plain import UNREACHABLE
 from .policy import Schedule
 from .prompts import Job, ends_first
 from .roster import TOLD, Roster, Standing, answer_of
+from .tasks import Tasks
 from .workers import Worker
 
 AGAIN, LOOK = 3.0, 0.25  # seconds between looks for workers that are gone, for a wish to drain
@@ -32,7 +33,7 @@ class Settings:
     Attributes:
         out: folder of results.
         unpredicted: what a worker cannot predict wholly may go there.
-        wait: seconds without any worker after which the run ends.
+        wait: seconds without a worker that what waits fits, after which the run ends.
     """
 
     out: Path
@@ -64,9 +65,8 @@ class Driver:
         self.schedule = Schedule()
         self.roster = Roster(workers, actors, self.schedule, settings.unpredicted, told)
         self._settings, self._journal, self._told = settings, journal, told
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._changed = asyncio.Event()
-        self._failure: BaseException | None = None
+        self._tasks = Tasks()
+        self._asked = False  # whether all kinds of jobs have been asked about
         self._alone_since: float | None = None
 
     async def run(self) -> None:
@@ -75,28 +75,32 @@ class Driver:
         Raises:
             FarmError: no worker answers, or the disk takes no more; what is done stays done.
         """
-        (self._settings.out / journals.DRAIN).unlink(missing_ok=True)
         try:
-            self._recall()
-            await self.roster.greet()
-            if not self.roster.there():
-                raise FarmError(f"no worker can be used: {self.roster.reasons}")
-            await self._adopt()
-            self._start(self._ask_all())
-            self._start(self._look())
-            while not self._over():
-                self._changed.clear()
-                self._give_out()
-                await self._changed.wait()
-                if self._failure is not None:
-                    raise self._failure
+            await self._run()
         except asyncio.CancelledError:
             await self._take_back()
             raise
+        except OSError as error:
+            raise FarmError(
+                f"{error.filename or self._settings.out}: {error.strerror or error}; make room, or mend that, and run"
+                " the same command again, it goes on where it is"
+            ) from error
         finally:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._tasks.end()
+
+    async def _run(self) -> None:
+        (self._settings.out / journals.DRAIN).unlink(missing_ok=True)
+        self._recall()
+        await self.roster.greet()
+        if not self.roster.there():
+            raise FarmError(f"no worker can be used: {self.roster.reasons}")
+        await self._adopt()
+        self._tasks.start(self._ask_all())
+        self._tasks.start(self._look())
+        while not self._over():
+            self._tasks.changed.clear()
+            self._give_out()
+            await self._tasks.change()
 
     # ---------------------------------------------------------------------------------------- what was before
 
@@ -125,6 +129,8 @@ class Driver:
                 or one.prompt_id
                 or not (await answer_of(one.actor.knows.remote(state.prompt_id))).get("known")
             ):
+                if one is not None:  # it may wait behind the one that is gone on with
+                    await answer_of(one.actor.cancel.remote(state.prompt_id))
                 state.status = "waiting"
                 self._journal.write("back", job=name, reason="its worker does not have it any longer")
                 continue
@@ -132,7 +138,7 @@ class Driver:
             self.schedule.begin(state.worker, job.kind, name, time.monotonic())
             one.prompt_id = state.prompt_id
             self._told(f"{name}: goes on on {state.worker}")
-            self._start(self._follow(job, one, one.actor.watch.remote(state.prompt_id)))
+            self._tasks.start(self._follow(job, one, one.actor.watch.remote(state.prompt_id)))
 
     async def _ask_all(self) -> None:
         """Asks for each kind of job; what fits somewhere waits for it from then on."""
@@ -143,7 +149,8 @@ class Driver:
                 if self.states[job.name].status == "waiting" and not self.schedule.waits(kind, job.name):
                     self.schedule.add(kind, job.name)
             self._refuse_stranded()
-            self._changed.set()
+            self._tasks.changed.set()
+        self._asked = True
 
     def _by_kind(self) -> dict[str, list[Job]]:
         kinds: dict[str, list[Job]] = {}
@@ -161,7 +168,7 @@ class Driver:
             state.status, state.worker = "sent", worker
             self._journal.write("sent", job=name, worker=worker, prompt_id=state.prompt_id)
             self._told(f"{name}: to {worker}")
-            self._start(self._follow(job, one, one.actor.run.remote(job.prompt, state.prompt_id, job.content())))
+            self._tasks.start(self._follow(job, one, one.actor.run.remote(job.prompt, state.prompt_id, job.content())))
 
     async def _follow(self, job: Job, one: Standing, running: Any) -> None:
         """To the end of a job on a worker."""
@@ -176,7 +183,7 @@ class Driver:
         one.prompt_id, one.shown = "", {}
         # What the server had already tells nothing of how long such a job takes.
         self.schedule.ended(worker, outcome["seconds"] if status == "success" and not outcome["cached"] else None)
-        self._changed.set()
+        self._tasks.changed.set()
         if status == "success":
             await self._fetch(job, one, outcome)
         elif status == "refused" or outcome.get("out_of_memory"):
@@ -237,7 +244,7 @@ class Driver:
         state.status, state.reason, state.worker = status, reason, values.get("worker", state.worker)
         self._journal.write(status, job=name, **({"reason": reason} if reason else {}), **values)
         self._told(f"{name}: {status}" + (f": {reason}" if reason else f" in {values.get('seconds', 0):.1f} s"))
-        self._changed.set()
+        self._tasks.changed.set()
 
     # ------------------------------------------------------------------------------------------ what goes on
     async def _look(self) -> None:
@@ -253,7 +260,7 @@ class Driver:
                 await self.roster.call_back(jobs)
                 self._refuse_stranded()
                 last = time.monotonic()
-            self._changed.set()  # the schedule may have left a job to a worker that is later than was expected
+            self._tasks.changed.set()  # the schedule may have left a job to a worker that is later than was expected
 
     def _over(self) -> bool:
         """Whether nothing is left to wait for.
@@ -264,16 +271,22 @@ class Driver:
         left = [state.status for state in self.states.values() if state.status in ("waiting", "sent")]
         if not left or (self.draining and "sent" not in left):
             return True
-        if self.roster.there():
+        if "sent" in left or not self._alone():
             self._alone_since = None
             return False
         self._alone_since = self._alone_since or time.monotonic()
         if time.monotonic() - self._alone_since > self._settings.wait:
             raise FarmError(
-                f"no worker has answered for {self._settings.wait:.0f} s and {len(left)} prompts wait: start one and"
-                f" run the same command again, it goes on; {self.roster.reasons}"
+                f"no worker that they fit has answered for {self._settings.wait:.0f} s, prompts that wait: {len(left)};"
+                f" start it and run the same command again, it goes on; {self.roster.reasons}"
             )
         return False
+
+    def _alone(self) -> bool:
+        """Whether nobody is there who could do what waits."""
+        there = {one.worker.name for one in self.roster.there()}
+        wanted = [set(kind.seconds) for kind in self.schedule.kinds.values() if kind.waiting]
+        return not there or (self._asked and not any(there & one for one in wanted))
 
     async def _take_back(self) -> None:
         """What runs is cancelled on its server, and waits."""
@@ -281,20 +294,3 @@ class Driver:
             if state.status == "sent" and (one := self.roster.get(state.worker)) is not None:
                 await answer_of(one.actor.cancel.remote(state.prompt_id))
                 self._journal.write("back", job=name, reason="the run was cancelled")
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._finish)
-
-    def _finish(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, OSError):
-            error = FarmError(
-                f"{self._settings.out} takes no more ({error.strerror or error}): make room and run the same command"
-                " again, it goes on where it is"
-            )
-        if error is not None:
-            self._failure = error
-            self._changed.set()

@@ -45,9 +45,8 @@ def picture(driver: Driver) -> RenderableType:
         table.add_column(title, no_wrap=title == "worker")
     running = {state.worker: name for name, state in driver.states.items() if state.status == "sent"}
     for name, standing in driver.roster.standing.items():
-        what = (
-            running.get(name, "") if standing.status == "there" else f"[red]{standing.status}: {standing.reason}[/red]"
-        )
+        gone = Text(f"{standing.status}: {standing.reason}", style="red")
+        what = Text(running.get(name, "")) if standing.status == "there" else gone
         table.add_row(name, str(standing.done), what, _place(standing.shown))
     counts = Counter(state.status for state in driver.states.values())
     over = sum(counts[status] for status in ("done", "failed", "refused"))

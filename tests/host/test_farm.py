@@ -255,6 +255,23 @@ def test_the_process_beside_a_server_is_killed(servers: list[Server], tmp_path: 
     assert not status["completed"], "it was taken back"
 
 
+def test_the_only_one_that_a_prompt_fits_is_gone(servers: list[Server], tmp_path: Path) -> None:
+    """The rest is done; then the run ends with a sentence instead of waiting for ever."""
+    paths, out = written(tmp_path, [graph(31, 256, steps=200), graph(32, 64)]), tmp_path / "out"
+    with Server(ENVIRONMENT, cpu=True, variables=ONE_THREAD) as victim:
+        more = ("--workers", named(servers)[0], f"{victim.url}#vram=4", "--wait", "2")
+        driver = subprocess.Popen(command(paths, out, *more), cwd=PACK, stdout=subprocess.PIPE, text=True)
+        try:
+            until(lambda: any(line["job"].startswith("prompt-00") for line in lines(out, "sent")))
+            os.killpg(victim.pid, signal.SIGKILL)
+            said, _ = driver.communicate(timeout=LONGEST)
+        finally:
+            driver.kill()
+    assert driver.returncode == 2, said
+    assert "no worker that they fit has answered for 2 s, prompts that wait: 1; start it and run" in said
+    assert [line["job"][:9] for line in lines(out, "done")] == ["prompt-01"]
+
+
 def of_another_version(folder: Path) -> Path:
     """A copy of what is shipped, of which the metadata say another version."""
     for part in ("__init__.py", *(path.parent.name for path in PACK.glob("*/__init__.py")), "web", "locales"):
