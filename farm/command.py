@@ -54,7 +54,9 @@ def parser() -> argparse.ArgumentParser:
                      " better in HEADROOM_FARM_HEADERS, a line each: others see command lines")  # fmt: skip
     run.add_argument("--ca", default="", metavar="FILE", help="certificates to trust, for https with one's own")
     run.add_argument("--ray", metavar="HOST:PORT", help="join this Ray cluster (default: one of its own, here)")
-    run.add_argument("--wait", type=float, default=300.0, metavar="S", help="end after S seconds without a worker that what waits fits (300)")
+    run.add_argument(
+        "--wait", type=float, default=300.0, metavar="S", help="end after S seconds (300) without a worker that fits"
+    )
     status = commands.add_parser("status", help="how a run stands")
     status.set_defaults(command=_status)
     status.add_argument("out", nargs="?", type=Path, default=Path("farm_results"), metavar="FOLDER")

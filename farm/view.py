@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 ORDER = ("done", "sent", "waiting", "failed", "refused")
 WORDS = {"sent": "running"}
 PER_SECOND = 4  # drawings
+MOST_ROWS = 20  # workers that a terminal shows
 
 
 @contextmanager
@@ -44,10 +45,12 @@ def picture(driver: Driver) -> RenderableType:
     for title in ("worker", "done", "runs", "at"):
         table.add_column(title, no_wrap=title == "worker")
     running = {state.worker: name for name, state in driver.states.items() if state.status == "sent"}
-    for name, standing in driver.roster.standing.items():
+    for name, standing in list(driver.roster.standing.items())[:MOST_ROWS]:
         gone = Text(f"{standing.status}: {standing.reason}", style="red")
         what = Text(running.get(name, "")) if standing.status == "there" else gone
         table.add_row(name, str(standing.done), what, _place(standing.shown))
+    if (more := len(driver.roster.standing) - MOST_ROWS) > 0:
+        table.add_row(f"and {more} more", "", "", "")
     counts = Counter(state.status for state in driver.states.values())
     over = sum(counts[status] for status in ("done", "failed", "refused"))
     return Group(table, ProgressBar(len(driver.states), over), Text(_counted(counts)))
