@@ -66,6 +66,12 @@ def read_as_tools(arguments: list[str]) -> None:
         assert (ROOT / "benchmarks" / f"{options.arguments[0]}.py").is_file()
 
 
+def extra(name: str) -> list[str]:
+    """What an extra of the pack's metadata asks for."""
+    (found,) = re.findall(rf"^{name} = (\[.*\])$", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
+    return list(json.loads(found))
+
+
 def read_as_script(script: str, arguments: list[str]) -> argparse.Namespace:
     """By the parser of a command of cli/."""
     module = importlib.import_module(f"headroom.cli.{Path(script).stem}")
@@ -90,6 +96,8 @@ def test_a_command_is_one(line: str, folder: Path, server: Server) -> None:
             read_as_tools(rest)
         elif module == "farm":
             assert farm_parser().parse_args(rest).command
+        elif module == "pip":
+            assert rest == ["install", *extra("farm")]
         else:
             assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
         return
