@@ -41,7 +41,7 @@ from .workflows import text_to_image
 
 CARDS = (0.3, 0.6, 4.0)  # GB that the servers are declared to have
 SIDES = (128, 256, 320)  # px: the first fits all of them, the last the largest alone
-PROMPTS = 40 if NIGHTLY else 9
+PROMPTS = 40 if NIGHTLY else 6
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 LONGEST = 300  # seconds
 
