@@ -39,6 +39,10 @@ class Offers:
         """Whether a worker has said anything."""
         return self.answers.get(worker, {"status": UNREACHABLE})["status"] != UNREACHABLE
 
+    def broke_off(self, worker: str) -> bool:
+        """Whether a worker was asked, and did not come to answer."""
+        return self.answers.get(worker, {}).get("status") == UNREACHABLE
+
     def note(self, worker: str) -> str:
         """What the user should know of running it there; empty if nothing."""
         answer = self.answers.get(worker, {})

@@ -107,7 +107,9 @@ class Roster:
         gone = [one for one in self if one.status == GONE]
         await asyncio.gather(*map(self._greet, gone))
         for kind, offers in self.offers.items():
-            back = [one for one in gone if one.status == THERE and not offers.has_answer(one.worker.name)]
+            unasked = [one for one in gone if one.status == THERE and not offers.has_answer(one.worker.name)]
+            # A question may have broken off although the server was there, with the process that asked it.
+            back = unasked or [one for one in self.there() if offers.broke_off(one.worker.name)]
             if back:
                 await self.ask(kind, jobs[kind], back)
 
@@ -129,8 +131,8 @@ class Roster:
         self._schedule.offer(kind, job.models, offers.seconds)
 
     def could_still(self, kind: str) -> bool:
-        """Whether a worker that is gone might say that a kind of job fits it."""
-        return any(one.status == GONE and not self.offers[kind].has_answer(one.worker.name) for one in self)
+        """Whether a worker that has not answered might say that a kind of job fits it."""
+        return any(one.status != REFUSED and not self.offers[kind].has_answer(one.worker.name) for one in self)
 
     def lose(self, name: str, reason: str) -> None:
         """A worker does not answer any longer."""

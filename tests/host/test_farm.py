@@ -245,7 +245,7 @@ def test_the_process_beside_a_server_is_killed(servers: list[Server], tmp_path: 
         beside = [one for one in psutil.Process(driver.pid).children(recursive=True) if "ComfyActor" in one.name()]
         assert len(beside) == 1
         beside[0].kill()
-        assert driver.wait(LONGEST) == 0
+        assert driver.wait(LONGEST) == 0, list(journal.lines(out))
     finally:
         driver.kill()
     assert [line["prompt_id"] for line in lines(out, "sent")].count(first["prompt_id"]) == 1

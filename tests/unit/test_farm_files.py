@@ -233,6 +233,18 @@ def test_what_cannot_be_predicted_goes_where_it_is_asked_to() -> None:
         assert "--unpredicted" in offers.refusal
 
 
+def test_who_was_cut_off_has_not_answered() -> None:
+    offers = Offers()
+    assert not offers.has_answer("a")
+    assert not offers.broke_off("a")
+    offers.hear("a", answer("unreachable", reason="it ended"))
+    assert not offers.has_answer("a")
+    assert offers.broke_off("a")
+    offers.hear("a", answer("fits", seconds=1.0))
+    assert offers.has_answer("a")
+    assert not offers.broke_off("a")
+
+
 def test_a_worker_that_could_not_is_not_asked_again() -> None:
     offers = Offers()
     offers.hear("a", answer("fits", seconds=2.0))
