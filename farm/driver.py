@@ -202,7 +202,6 @@ class Driver:
             "predicted": dict(offers.answers.get(worker, {})),
             "outputs": outcome["outputs"],
         }
-
         try:
             files = await results.store(self._settings.out, job, about, outcome["files"], one.pieces)
         except results.NotWhole as error:

@@ -6,7 +6,6 @@ Runs every case, and writes what it got beside what it took: `RANK.pt`.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -115,15 +114,10 @@ def peak(ring: Any, harness: Any, rank: int, size: int) -> int:
 def main() -> None:
     rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.set_num_threads(1)
-    spec = importlib.util.spec_from_file_location(
-        "headroom", ROOT / "__init__.py", submodule_search_locations=[str(ROOT)]
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    sys.modules["headroom"] = package = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(package)
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    harness = importlib.import_module("_harness")
+    harness.load_package()
     ring = importlib.import_module("headroom.attention.ring")
-    harness = importlib.import_module("headroom.benchmarks._harness")
     dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=size)
     found = {name: run(ring, name, rank, size) for name in CASES}
     found["peak"] = {"bytes": peak(ring, harness, rank, size)}
