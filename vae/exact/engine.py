@@ -128,10 +128,13 @@ class ExactRun:
             lambda node: own._materialise(node),
             lambda pairs: own._write_into(pairs),
             apply,
-            attend,
+            self._attention(attend),
             owned,
             PLACES[along],
         )
+
+    def _attention(self, attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return attend
 
     def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """``module(x, *args, **kwargs)`` for a (B, C, [T,] H, W) tensor, its rows in strips.
@@ -223,13 +226,15 @@ class ExactRun:
             if allocated and isinstance(out, Tensor) and out.device.type in (device.type, "meta")
         ]
         beside = [*made, *self.beside, *self.recorder.made]
-        planner = Planner(analysis, device, beside, self.figures, self.on_search)
-        schedule = self._schedule(planner)
+        schedule = self._schedule(self._planner(analysis, device, beside))
         self.report.schedules.append(schedule)
         self.report.in_file |= self.far is not None and device.type == "cpu" and schedule.choice.outside
         self.on_plan(schedule)
         self._run(schedule, pairs, device)
         return schedule
+
+    def _planner(self, analysis: Analysis, device: torch.device, beside: Sequence[int]) -> Planner:
+        return Planner(analysis, device, beside, self.figures, self.on_search)
 
     def _schedule(self, planner: Planner) -> Schedule:
         search = Search(planner, self.budget, self.store, self.rows, self.far is not None)
@@ -260,17 +265,26 @@ class ExactRun:
 
     def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Target]], device: torch.device) -> None:
         far = None if self.far is None else Arena(self.far, schedule.host_peak).take
-        passes = PassRunner(self.remains, schedule, pairs, device, far)
+        passes = self._passes(schedule, pairs, device, far)
         done = 0.0
         try:
             # Counted before they run: what a pass computes becomes a leaf, which costs nothing.
             for one, windows, flops in zip(
                 schedule.passes, schedule.windows, [flops_of(one) for one in schedule.passes]
             ):
-                passes.run(one, windows, self._progress(one, flops / windows.count, done, schedule, pairs))
+                passes.run(one, windows, self._progress(one, flops / max(1, windows.count), done, schedule, pairs))
                 done += flops
         finally:
             passes.close()
+
+    def _passes(
+        self,
+        schedule: Schedule,
+        pairs: Sequence[tuple[Node, Target]],
+        device: torch.device,
+        far: Callable[[int], Tensor] | None,
+    ) -> PassRunner:
+        return PassRunner(self.remains, schedule, pairs, device, far)
 
     def _progress(
         self, one: Pass, of_strip: float, done: float, schedule: Schedule, pairs: Sequence[tuple[Node, Target]]

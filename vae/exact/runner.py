@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -98,16 +98,19 @@ class PassRunner:
             before_strip: called with each strip's number; may raise to stop.
         """
         outlets = self.outlets(one)
+        self.prepare(one, windows)
         reads = {node: node.leaf for node in one.read}
         Stream(windows, reads, outlets.takers, self.remains.statistics, self.kernels).run(before_strip)
         self.finish(one, outlets)
+
+    def prepare(self, one: Pass, windows: Windows) -> None:
+        """Has ready what a pass reads."""
 
     def finish(self, one: Pass, outlets: Outlets) -> None:
         """What the pass made takes the place of what it read."""
         for leaf in (*(node.leaf for node in one.read), *outlets.leaves.values()):
             leaf.rest()
-        for moments in outlets.moments.values():
-            moments.merge()  # those of a thousand strips take a MiB
+        self.merge(outlets.moments)
         self.remains.statistics |= outlets.moments
         for node, leaf in outlets.leaves.items():
             node.become(leaf)
@@ -127,14 +130,9 @@ class PassRunner:
         made = Outlets()
         for node, purpose in one.targets:
             takers = made.takers.setdefault(node, [])
-            if purpose == "stored":
-                store = make_store(node, self.choice, self.kernels, self.pages, self.parking)
-                made.leaves[node] = store
-                takers.append(store.append)
-            elif purpose == "whole":
-                whole = torch.empty(node.shape, dtype=node.dtype, device=node.device)
-                made.leaves[node] = Held(whole, node.rows.dim, node.rows.unit)
-                takers.append(into(whole, node))
+            if purpose in ("stored", "whole"):
+                made.leaves[node], take = self._stored(node) if purpose == "stored" else self._whole(node)
+                takers.append(take)
             elif purpose in OUTPUTS:
                 given = [out for other, out in self.pairs if other is node]
                 takers += [into(out, node) if isinstance(out, Tensor) else out for out in given]
@@ -144,12 +142,27 @@ class PassRunner:
                 takers.append(_adding(moments))
         return made
 
+    def merge(self, gathered: Mapping[tuple[Node, int], Moments]) -> None:
+        """Makes statistics of those of strips: of a thousand these take a MiB."""
+        for moments in gathered.values():
+            moments.merge()
 
-def into(out: Tensor, node: Node) -> Taker:
-    """Copies the rows of a map to where they belong in a tensor of its size."""
+    def _stored(self, node: Node) -> tuple[Leaf, Taker]:
+        """Where a map is kept, and what takes its rows."""
+        store = make_store(node, self.choice, self.kernels, self.pages, self.parking)
+        return store, store.append
+
+    def _whole(self, node: Node) -> tuple[Leaf, Taker]:
+        """The same for a map that is wanted in one piece."""
+        whole = torch.empty(node.shape, dtype=node.dtype, device=node.device)
+        return Held(whole, node.rows.dim, node.rows.unit), into(whole, node)
+
+
+def into(out: Tensor, node: Node, begin: int = 0) -> Taker:
+    """Copies the rows of a map to where they belong in a tensor of its size, or of its rows from ``begin`` on."""
 
     def take(first: int, rows: Tensor, own: bool) -> None:
-        node.cut(out, first, rows.shape[node.rows.dim] // node.rows.unit).copy_(rows)
+        node.cut(out, first - begin, rows.shape[node.rows.dim] // node.rows.unit).copy_(rows)
 
     return take
 

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from ..operations.graph import Node
 from .passes import Pass
-from .strip import Demand, Strip
+from .share import WHOLE, Share
+from .strip import Demand, Reach, Strip
 
 # Strips at either end that are looked at one by one; those between them are alike.
 AT_TOP, AT_BOTTOM = 3, 3
@@ -22,29 +23,40 @@ class Windows:
     Args:
         one: the pass.
         rows: height of a strip, in rows of the pass's clock.
+        share: the rows of every map that are computed: all of them, or one worker's.
     """
 
-    def __init__(self, one: Pass, rows: int) -> None:
-        self.one, self.rows = one, rows
+    def __init__(self, one: Pass, rows: int, share: Share = WHOLE) -> None:
+        self.one, self.rows, self.share = one, rows, share
         uses = one.uses
         self.kept, self.order = uses.kept, uses.order
         self.last_use, self.last_read = uses.last_use, uses.last_read
         self.targets = {node for node, _ in one.targets}
         self.read = set(one.read)
         self.clock = one.clock.rows.count
+        self.first, self.last = share.of_node(one.clock)
         self.viewed = self._viewed()
         self.read_by_targets = (self.targets - self.kept) & self.read
 
     @property
     def count(self) -> int:
         """How many strips there are."""
-        return -(-self.clock // self.rows)
+        return -(-(self.last - self.first) // self.rows)
+
+    def end(self, number: int) -> int:
+        """The row of the pass's clock that strip ``number``, counted from 1, ends at."""
+        return min(self.last, self.first + number * self.rows)
+
+    def done(self, node: Node, number: int) -> int:
+        """The row of a target that strip ``number`` ends at."""
+        first, last = self.share.of_node(node)
+        return last if number >= self.count else min(max(first, node.rows.count * self.end(number) // self.clock), last)
 
     def strips(self) -> Iterator[Strip]:
         """In order, top to bottom."""
         descent = Descent(self)
         for number in range(1, self.count + 1):
-            yield descent.to(min(self.clock, number * self.rows))
+            yield descent.to(number)
 
     def sampled(self, more: Iterable[int] = ()) -> Iterator[tuple[Strip, int]]:
         """Strips that show what all take, each with how many it stands for.
@@ -62,14 +74,21 @@ class Windows:
         before = 0
         for number in sorted(set(numbers)):
             if number - 1 > before:
-                yield descent.to((number - 1) * self.rows), number - 1 - before
-            yield descent.to(min(self.clock, number * self.rows)), 1
+                yield descent.to(number - 1), number - 1 - before
+            yield descent.to(number), 1
             before = number
+
+    def reach(self) -> dict[Node, tuple[int, int]]:
+        """What the band reads of each map, without what an operation wants whole: first row and end."""
+        if not self.count:
+            return {}
+        band = Windows(self.one, max(1, self.last - self.first), self.share)
+        strip = Descent(band, Reach).to(1)
+        return {node: (first, strip.ends[node]) for node, first in strip.reads.items()}
 
     def edges(self, node: Node, start: int, stop: int) -> list[tuple[int, int]]:
         """Rows [start, stop) of a target as the strips compute them: (first row, end) of each."""
-        rows = node.rows.count
-        cuts = [rows * number * self.rows // self.clock for number in range(1, self.count)]
+        cuts = [self.done(node, number) for number in range(1, self.count)]
         inside = [start, *(cut for cut in cuts if start < cut < stop), stop]
         return list(pairwise(inside))
 
@@ -94,18 +113,20 @@ class Descent:
 
     Args:
         windows: the rows that strips have in common.
+        demand: gathers what a strip wants.
     """
 
-    def __init__(self, windows: Windows) -> None:
-        self.windows = windows
-        self.reached: dict[Node, int] = dict.fromkeys(windows.targets, 0)
+    def __init__(self, windows: Windows, demand: type[Demand] = Demand) -> None:
+        self.windows, self.demand = windows, demand
+        self.reached: dict[Node, int] = {}
 
-    def to(self, stop: int) -> Strip:
-        """The strip that ends at row ``stop`` of the pass's clock."""
+    def to(self, number: int) -> Strip:
+        """The strip of this number, counted from 1, or all from the last one on up to it."""
         windows, reached = self.windows, self.reached
-        demand, strip = Demand(windows.kept, windows.read), Strip()
+        demand, strip = self.demand(windows.kept, windows.read), Strip()
         for node in windows.targets:
-            demand.wanted[node] = (reached[node], node.rows.count * stop // windows.clock)
+            first = reached.get(node, windows.share.of_node(node)[0])
+            demand.wanted[node] = (first, windows.done(node, number))
         for node in reversed(windows.order):
             done = reached.get(node, 0)
             first, last = demand.wanted.get(node, (done, done))
@@ -116,10 +137,10 @@ class Descent:
                 strip.lines[node] = (min(first, new, waited_for), last, new)
                 reached[node] = last
             demand.sources_of(node, new, last)
-        strip.reads = demand.reads
+        strip.reads, strip.ends = demand.reads, demand.ends
         for node in windows.targets - windows.kept:
             first, last = demand.wanted[node]
-            strip.reads[node] = first
+            strip.reads[node], strip.ends[node] = first, last
             strip.lines[node] = (first, last, first)
             reached[node] = last
         return strip

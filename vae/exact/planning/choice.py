@@ -46,14 +46,16 @@ class PlannedBefore:
     parked: tuple[int, ...]
 
 
-def make_store(node: Node, choice: Choice, kernels: Kernels, pages: Pages | None, parking: Any) -> RowStore:
-    """Where a choice keeps a map."""
-    dtype = kept_dtype(node, choice)
+def make_store(
+    node: Node, choice: Choice, kernels: Kernels, pages: Pages | None, parking: Any, rows: Node | None = None
+) -> RowStore:
+    """Where a choice keeps a map, or of it the rows of another node."""
+    dtype, rows = kept_dtype(node, choice), rows or node
     if pages is not None:
-        return Paged(node, kernels, dtype, pages)
+        return Paged(rows, kernels, dtype, pages)
     if is_parked(node, choice):
-        return Parked(node, kernels, dtype, parking)
-    return Slabs(node, kernels, dtype)
+        return Parked(rows, kernels, dtype, parking)
+    return Slabs(rows, kernels, dtype)
 
 
 def is_parked(node: Node, choice: Choice) -> bool:

@@ -9,6 +9,7 @@ import torch
 
 from ..cutting.windows import Windows
 from ..operations.graph import Node
+from ..running.banded import Banded, banded, own_rows
 from ..running.carried import Carried, carried
 from ..running.pages import Pages
 from ..running.stores import RowStore
@@ -40,6 +41,7 @@ class CountedPass:
         self.parking = CountedParking(self.kernels)
         self.beyond = CountedParking(self.kernels, counts=False)  # for what outlives the computation
         self.pages = Pages(page_bytes, self.kernels, choice.outside) if page_bytes else None
+        self.reach = {} if windows.share.is_whole else windows.reach()
 
     def cost(self, layouts: Mapping[Node, SlabRows]) -> PassCost:
         """What the pass takes.
@@ -50,6 +52,8 @@ class CountedPass:
         one, kernels = self.windows.one, self.kernels
         layouts = {**layouts, **{node: found.layout for node in one.read if (found := carried(node))}}
         leaves = {node: self._leaf(node, layouts.get(node)) for node in one.read}
+        if not self.windows.share.is_whole:
+            leaves = {node: self._with_rows_beside(node, leaf, node in layouts) for node, leaf in leaves.items()}
         sent = (node for node, purpose in one.results if purpose == "sent")
         stored = {
             **{node: self._store(node) for node in one.stored},
@@ -61,7 +65,7 @@ class CountedPass:
             store.rest()
         meter, link = kernels.meter, self.figures.link
         copies = max(meter.sent, meter.fetched) / link if link else 0.0
-        alone = (meter.sent + meter.fetched) / link / self.windows.count if link else 0.0
+        alone = (meter.sent + meter.fetched) / link / max(1, self.windows.count) if link else 0.0
         return PassCost(
             self.windows,
             meter.peak,
@@ -88,8 +92,10 @@ class CountedPass:
             layout = layouts.get(node, ())
             few, last = (max(1, len(layout) // EDGES), AT_END) if self._is_parked(node) else (1, 1)
             edges = {*layout[1::few], *layout[1:][-last:]}
+            begin, _ = windows.share.of_node(node)
             for first, _ in edges:
-                number = first * windows.clock // (node.rows.count * windows.rows)
+                row = (begin + first) * windows.clock // node.rows.count
+                number = (row - windows.first) // windows.rows
                 yield from (number, number + 1)
 
     def _leaf(self, node: Node, layout: SlabRows | None) -> Any:
@@ -109,11 +115,23 @@ class CountedPass:
         store.open(layout, slab)
         return store
 
+    def _with_rows_beside(self, node: Node, leaf: Any, is_stored: bool) -> Any:
+        """A map that the workers hold in bands, with what other workers give of it for this pass."""
+        if not is_stored and banded(node) is None:
+            return leaf
+        made = Banded(node, leaf, self.windows.share, self.kernels)
+        first, stop = self.reach.get(node, (made.first, made.stop))
+        beside = [(first, min(stop, made.first)), (max(first, made.stop), stop)]
+        made.beside = [(low, high, self.kernels.empty(node, high - low)) for low, high in beside if low < high]
+        return made
+
     def _is_parked(self, node: Node) -> bool:
         return is_parked(node, self.choice) or carried(node) is not None
 
     def _store(self, node: Node) -> RowStore:
-        return make_store(node, self.choice, self.kernels, self.pages, self.parking)
+        share = self.windows.share
+        rows = node if share.is_whole else own_rows(node, share)
+        return make_store(node, self.choice, self.kernels, self.pages, self.parking, rows)
 
     def _takers(self, stored: Mapping[Node, RowStore]) -> dict[Node, list[Taker]]:
         takers: dict[Node, list[Taker]] = {}
@@ -129,17 +147,17 @@ class CountedPass:
 
     def _storing(self, node: Node, store: RowStore) -> Taker:
         """Stores a strip; one that stands for several leaves as many slabs."""
-        kernels = self.kernels
+        kernels, begin = self.kernels, self.windows.share.of_node(node)[0]
 
         def take(first: int, slab: Ghost, own: bool) -> None:
             if kernels.meter.strips == 1 or not store.keeps_strips:
-                store.append(first, slab, own)
+                store.append(first - begin, slab, own)
                 return
             edges = self.windows.edges(node, first, first + slab.rows)
             kernels.share(len(edges))
             for low, high in edges:
                 part = kernels.slab(slab.size * (high - low) // slab.rows, high - low)
-                store.append(low, part if own else kernels.cut(node, slab, 0, high - low), own)
+                store.append(low - begin, part if own else kernels.cut(node, slab, 0, high - low), own)
             kernels.share(1)
 
         return take

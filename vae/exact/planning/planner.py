@@ -9,6 +9,7 @@ from dataclasses import replace
 import torch
 
 from ..cutting.passes import Analysis, Pass
+from ..cutting.share import WHOLE, Share
 from ..cutting.windows import Windows
 from ..operations.graph import Node
 from ..running.allocator import CUT_FROM, EVEN_BYTES
@@ -29,6 +30,7 @@ class Planner:
         beside: bytes of each tensor that is there all along: outputs that the run makes, and what is the caller's.
         figures: of the device; None: :func:`figures_of` it.
         on_pass: called before each pass that is planned; may raise to stop.
+        share: the rows of every map that are computed.
     """
 
     def __init__(
@@ -38,8 +40,9 @@ class Planner:
         beside: Sequence[int],
         figures: Figures | None = None,
         on_pass: Callable[[], None] = lambda: None,
+        share: Share = WHOLE,
     ) -> None:
-        self.analysis, self.device, self.on_pass = analysis, device, on_pass
+        self.analysis, self.device, self.on_pass, self.share = analysis, device, on_pass, share
         self.figures = figures or figures_of(device)
         self.beside = sum(map(self.figures.block, beside))
         self._costs: dict[Hashable, PassCost] = {}
@@ -51,7 +54,7 @@ class Planner:
         described = tuple((type(node.op).__name__, node.shape, node.dtype, node.rows.dim) for node in nodes)
         outside = tuple((at, found.layout) for at, node in enumerate(nodes) if (found := carried(node)))
         sent = tuple(at for at, node in enumerate(nodes) if node in self.analysis.sent)
-        return (str(self.device), self.figures, self.beside, described, outside, sent)
+        return (str(self.device), self.figures, self.beside, described, outside, sent, self.share)
 
     def remember(self, choice: Choice) -> PlannedBefore:
         """A choice for later computations of the same signature."""
@@ -72,7 +75,7 @@ class Planner:
         """The passes of a choice, and what they take."""
         passes = self.passes(choice)
         page_bytes = self._page_bytes(passes, choice)
-        course = Course(self.figures, choice, self.beside)
+        course = Course(self.figures, choice, self.beside, self.share)
         for place, one in enumerate(passes):
             self.on_pass()
             course.add(one, self._cost(one, self.strip_rows(one, place, choice), page_bytes, course))
@@ -106,7 +109,7 @@ class Planner:
             choice.store,
         )
         if key not in self._costs:
-            counted = CountedPass(Windows(one, rows), choice, self.device, self.figures, page_bytes)
+            counted = CountedPass(Windows(one, rows, self.share), choice, self.device, self.figures, page_bytes)
             self._costs[key] = counted.cost(layouts)
         return self._costs[key]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ..cutting.passes import Pass
+from ..cutting.share import WHOLE, Share
 from ..cutting.windows import Windows
 from ..operations.graph import Node
 from .choice import Choice, is_parked, kept_dtype
@@ -72,6 +73,7 @@ class Course:
 
     Attributes:
         beside: bytes on the device all along.
+        share: the rows of every map that are computed.
         costs, peaks: of the passes so far; a peak with all that is on the device then.
         host_peak: bytes in host memory at most so far.
         device, host: maps that are there now, with their bytes.
@@ -81,6 +83,7 @@ class Course:
     figures: Figures
     choice: Choice
     beside: int
+    share: Share = WHOLE
     costs: list[PassCost] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
     host_peak: int = 0
@@ -91,7 +94,7 @@ class Course:
     def add(self, one: Pass, cost: PassCost) -> None:
         """Follows the next pass to its end."""
         touched = {*(node for node in one.read if node in self.layouts), *one.stored}
-        whole = sum(self.figures.block(node.bytes) for node, purpose in one.results if purpose == "whole")
+        whole = sum(self.figures.block(self.share.bytes_of(node)) for node, purpose in one.results if purpose == "whole")
         self.peaks.append(self.beside + whole + _bytes_but(touched, self.device) + cost.peak)
         self.host_peak = max(self.host_peak, _bytes_but(touched, self.host) + cost.host_peak)
         self.costs.append(cost)
@@ -124,12 +127,12 @@ class Course:
         for node in one.stored:
             self.layouts[node] = layout = cost.layouts[node]
             of_row = node.row_elements * kept_dtype(node, self.choice).itemsize
-            whole = of_row * node.rows.count
+            whole = of_row * self.share.height(node)
             if is_parked(node, self.choice):
                 self.host[node] = whole
             else:
                 self.device[node] = sum(block(of_row * (stop - first)) for first, stop in layout) or whole
-        self.device |= {node: block(node.bytes) for node, purpose in one.results if purpose == "whole"}
+        self.device |= {node: block(self.share.bytes_of(node)) for node, purpose in one.results if purpose == "whole"}
         for node in one.last_reads:
             for where in (self.device, self.host, self.layouts):
                 where.pop(node, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 
 import torch
@@ -41,6 +42,21 @@ class Moments:
                 self._merged = self._of_many()
             self.parts.clear()
         return self._merged
+
+    def merge_bands(self, counts: Sequence[int], parts: Sequence[Tensor], like: Tensor) -> None:
+        """The statistics of the whole map where workers have gathered those of their bands: in float64, and in the
+        workers' order, so that all of them have the same.
+
+        Args:
+            counts: values in a group, of each band.
+            parts: what :meth:`merge` gave of each band, stacked, (2, B, groups), on the host.
+            like: where they are to be, and in which dtype.
+        """
+        of_bands = [part.double() for part in parts]
+        self.counts, self.parts = list(counts), [one for part in of_bands for one in part]
+        first, second = self._of_many()
+        self.parts.clear()
+        self._merged = first.to(like), second.to(like)
 
     def _of(self, slab: Tensor) -> tuple[Tensor, Tensor]:
         return _of(slab, self.groups)

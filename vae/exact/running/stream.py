@@ -57,13 +57,11 @@ class Stream:
         """
         self.begin()
         strips = self.windows.strips()
-        strip, number = next(strips), 0
-        while True:
+        strip, number = next(strips, None), 0
+        while strip is not None:
             following = next(strips, None)
             before_strip(number)
             self.strip(strip, following)
-            if following is None:
-                break
             strip, number = following, number + 1
         self.end()
 
@@ -130,7 +128,16 @@ class Stream:
         self._deliver(node, new, rows, own=False)
 
     def _deliver(self, node: Node, first: int, rows: Any, own: bool) -> None:
-        for take in self.takers.get(node, ()):
+        takers = self.takers.get(node, ())
+        if takers and not self.windows.share.is_whole:
+            # A band computes what it reads beyond its borders too: that is another worker's.
+            (low, high), end = self.windows.share.of_node(node), first + rows_of(node, rows)
+            low, high = max(low, first), min(high, end)
+            if low >= high:
+                return
+            if (low, high) != (first, end):
+                first, rows, own = low, self.kernels.cut(node, rows, low - first, high - low), False
+        for take in takers:
             take(first, rows, own)
 
     def _retain(self, node: Node, following: Strip | None) -> None:

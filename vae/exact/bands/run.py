@@ -1,0 +1,153 @@
+"""One worker's part of an exact run over several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..cutting.passes import Analysis
+from ..cutting.share import Share
+from ..engine import DoesNotFit, ExactRun
+from ..operations.graph import Node
+from ..operations.leaves import Held
+from ..planning.choice import PlannedBefore
+from ..planning.planner import Planner
+from ..planning.schedule import Schedule
+from ..planning.search import Search
+from ..runner import PassRunner, Target, into
+from .attend import AttendBands
+from .passes import BandPasses, numbered
+from .peers import Peers
+
+TRIES = 6  # of a plan that fits this worker and not another: each time within less
+CLOSER = 0.97  # of what would fit by the last try, where a map's bytes do not fall with the budget
+
+
+class BandRun(ExactRun):
+    """An :class:`ExactRun` of one worker's band: its result is that band.
+
+    All workers call :meth:`run` with the same module and input.
+
+    Args:
+        share: the worker's band.
+        peers: the other workers.
+        others: of :class:`ExactRun`; ``budget`` is this worker's own, ``store`` and ``rows`` are the same for all.
+    """
+
+    def __init__(self, share: Share, peers: Peers, *others: Any, **named: Any) -> None:
+        self.share, self.peers, self.steps = share, peers, numbered()
+        super().__init__(*others, **named)
+        self.recorder.random = self._random  # type: ignore[method-assign]
+
+    def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The band of ``module(x, *args, **kwargs)``, (B, C, [T,] rows, W); see :meth:`Share.rows` for which rows.
+
+        Raises:
+            DoesNotFit, CannotRecord, StoreOverflow: as :meth:`ExactRun.run`.
+            PeerLost: another worker is gone, or gave up.
+        """
+        node = self._record(module, x, *args, **kwargs)
+        if isinstance(node, Tensor):
+            raise AssertionError("a module that leaves no rows to compute has nothing to share")
+        dtype, device = self.out_dtype or node.dtype, self.out_device or node.device
+        on = node.device if self._gathers(node, device) else device
+        band = self.new(node.slab_shape(self.share.height(node)), dtype, on)
+        given, self.beside = self.beside, [*self.beside, band.nbytes] if on.type == node.device.type else self.beside
+        try:
+            self._execute([(node, into(band, node, self.share.of_node(node)[0]))], allocated=True)
+        finally:
+            self.beside = given
+        self.close()
+        return band.to(device)
+
+    def _materialise(self, node: Node) -> Tensor:
+        """A whole map, which every worker has from now on."""
+        out = torch.empty(node.shape, dtype=node.dtype, device=node.device)
+        self._execute([(node, out)], allocated=True)
+        self._complete([(node, out)])
+        node.become(Held(out, node.rows.dim, node.rows.unit))
+        return out
+
+    def _write_into(self, pairs: Sequence[tuple[Node, Tensor]]) -> None:
+        self._execute(pairs, allocated=False)
+        self._complete(pairs)
+
+    def _complete(self, pairs: Sequence[tuple[Node, Tensor]]) -> None:
+        """Gives every worker the bands of the others."""
+        step = next(self.steps)
+        for place, (node, out) in enumerate(pairs):
+            first, stop = self.share.of_node(node)
+            if first < stop:
+                rows = node.cut(out, first, stop - first).clone(memory_format=torch.contiguous_format)
+                self.peers.give((step, place), [rows], self.share.others)
+        for place, (node, out) in enumerate(pairs):
+            for rank in self.share.others:
+                first, stop = self.share.rows(node.rows.count, rank)
+                if first < stop:
+                    (rows,) = self.peers.take((step, place), rank)(node.device)
+                    node.cut(out, first, stop - first).copy_(rows)
+
+    def _attention(self, attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return AttendBands(attend, self.share)
+
+    def _random(self, name: str, *shape: Any, **options: Any) -> Tensor:
+        """Random numbers, which the first worker draws for all."""
+        key = (next(self.steps), "random")
+        if self.share.rank == 0:
+            drawn = getattr(torch, name)(*shape, **options)
+            self.peers.give(key, [drawn], self.share.others)
+            return drawn
+        like = getattr(torch, name)(0, **{k: v for k, v in options.items() if k != "generator"})
+        (drawn,) = self.peers.take(key, 0)(like.device)
+        return drawn.clone()
+
+    def _planner(self, analysis: Analysis, device: torch.device, beside: Sequence[int]) -> Planner:
+        return Planner(analysis, device, beside, self.figures, self.on_search, self.share)
+
+    def _schedule(self, planner: Planner) -> Schedule:
+        """What the first worker finds for its own band, within less where that does not fit another."""
+        budgets, within = self._told(self.budget), self.budget
+        schedule: Schedule | None = None
+        for number in range(TRIES):
+            fits = True
+            if self.share.rank == 0:
+                schedule, fits = Search(planner, within, self.store, self.rows, self.far is not None).run()
+                self._send((planner.remember(schedule.choice), fits))
+            else:
+                found, fits = self._sent()
+                schedule = planner.again(found)
+            peaks = self._told(schedule.peak)
+            over = max(peak / max(1.0, budget) for peak, budget in zip(peaks, budgets))
+            if over <= 1 or not fits:
+                break
+            within = min(within, peaks[0]) * min(CLOSER, 1 / over)
+        assert schedule is not None
+        self._explain(schedule)
+        if over > 1:
+            raise DoesNotFit(max(peaks))
+        return schedule
+
+    def _told(self, mine: Any) -> list[Any]:
+        """A value of every worker's."""
+        step = next(self.steps)
+        self.peers.give((step, "told"), [mine], self.share.others)
+        cpu = torch.device("cpu")
+        return [
+            mine if rank == self.share.rank else self.peers.take((step, "told"), rank)(cpu)[0]
+            for rank in range(self.share.workers)
+        ]
+
+    def _send(self, found: tuple[PlannedBefore, bool]) -> None:
+        self.peers.give((next(self.steps), "plan"), [found], self.share.others)
+
+    def _sent(self) -> tuple[PlannedBefore, bool]:
+        found: tuple[PlannedBefore, bool] = self.peers.take((next(self.steps), "plan"), 0)(torch.device("cpu"))[0]
+        return found
+
+    def _passes(
+        self, schedule: Schedule, pairs: Sequence[tuple[Node, Target]], device: torch.device, far: Any
+    ) -> PassRunner:
+        return BandPasses(self.share, self.peers, self.steps, self.remains, schedule, pairs, device, far)
