@@ -173,7 +173,7 @@ class ExactRun:
     def _record(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Node | Tensor:
         """The result of a module, not yet computed; a tensor, where the module came to one."""
         with self.recorder:
-            result = module(self.recorder.leaf(x), *args, **kwargs)
+            result = module(self._opened(x), *args, **kwargs)
             if not isinstance(result, Tensor):
                 raise CannotRecord(f"the module returns a {type(result).__name__}, not a tensor")
             self.recorder.flush()
@@ -182,6 +182,10 @@ class ExactRun:
             return result
         self.recorder.live.clear()
         return result.node
+
+    def _opened(self, x: Tensor) -> Recorded:
+        """The input, as the recording begins with it."""
+        return self.recorder.leaf(x)
 
     @staticmethod
     def _gathers(node: Node, device: torch.device) -> bool:

@@ -36,6 +36,7 @@ class Report:
         carried: bytes in host memory of what chunks leave for the next ones, at most.
         in_file: the maps in host memory lie in a file.
         aside: bytes beside the device, in memory or in a file, of maps of all frames that are no result.
+        received: bytes planned of what other workers give this one.
     """
 
     schedules: list[Schedule] = field(default_factory=list)
@@ -44,6 +45,7 @@ class Report:
     carried: int = 0
     in_file: bool = False
     aside: int = 0
+    received: int = 0
 
     @property
     def done(self) -> Done:

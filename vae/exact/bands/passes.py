@@ -3,7 +3,6 @@ statistics."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
@@ -11,18 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cutting.exchange import Exchange, statistics_dtype, values_of_group
 from ..cutting.passes import Pass
 from ..cutting.share import Share
 from ..cutting.windows import Windows
 from ..operations.graph import Leaf, Node
 from ..operations.leaves import Held
-from ..operations.whole import Attention
 from ..planning.choice import make_store
 from ..runner import PassRunner, into
 from ..running.banded import Banded, Gift, Parts, banded, own_rows
 from ..running.moments import Moments
 from ..running.stream import Taker
 from .peers import Peers
+
+HOST = torch.device("cpu")
 
 
 class BandPasses(PassRunner):
@@ -43,49 +44,43 @@ class BandPasses(PassRunner):
         """Takes from the other workers the rows beside the band that the pass reads, and the bands of what it wants
         whole, and gives them theirs."""
         step = next(self.steps)
-        maps = [(node, leaf) for node in one.read if (leaf := banded(node))]
-        reads = [Windows(one, windows.rows, share).reach() for share in self.share.every()]
-        wholes = wanted_whole(one)
-        busy = [share.rank for share in self.share.every() if share.height(one.clock)]
-        for place, (node, leaf) in enumerate(maps):
-            for rank in self.share.others:
-                low, high = self._overlap(reads[rank].get(node), leaf.first, leaf.stop)
-                if low < high:
-                    rows = leaf.held.read(low - leaf.first, high - leaf.first)
-                    self.peers.give((step, place), [rows.clone(memory_format=torch.contiguous_format)], [rank])
-            leaf.held.rest()
-        for place, leaf in enumerate(wholes):
-            readers = [rank for rank in self.share.others if rank in busy]
-            if leaf.first < leaf.stop and readers:
-                self.peers.give((step, "whole", place), [_tensor(leaf)], readers)
-        for place, (node, leaf) in enumerate(maps):
-            for rank in self.share.others:
-                low, high = self._overlap(reads[self.share.rank].get(node), *self.share.rows(node.rows.count, rank))
-                if low < high:
-                    (rows,) = self.peers.take((step, place), rank)(node.device)
-                    leaf.beside.append((low, high, rows))
-        for place, leaf in enumerate(wholes if self.share.rank in busy else ()):
-            leaf.parts = Parts(list(self._bands(leaf, (step, "whole", place))))
+        exchange = Exchange(one, self.share, {node for node in _read(one) if banded(node)})
+        for moved in exchange.gives:
+            leaf = _leaf(moved.node)
+            rows = leaf.held.read(moved.first - leaf.first, moved.stop - leaf.first)
+            key = (step, exchange.maps.index(moved.node))
+            self.peers.give(key, [rows.clone(memory_format=torch.contiguous_format)], [moved.rank])
+        for node in exchange.maps:
+            _leaf(node).held.rest()
+        readers = [rank for rank in self.share.others if rank in exchange.busy]
+        for place, node in enumerate(exchange.whole):
+            if self.share.height(node) and readers:
+                self.peers.give((step, "whole", place), [_tensor(node)], readers)
+        for moved in exchange.takes:
+            (rows,) = self.peers.take((step, exchange.maps.index(moved.node)), moved.rank)(moved.node.device)
+            _leaf(moved.node).beside.append((moved.first, moved.stop, rows))
+        if self.share.rank in exchange.busy:
+            for place, node in enumerate(exchange.whole):
+                _leaf(node).parts = Parts(list(self._bands(node, (step, "whole", place))))
 
     def merge(self, gathered: Mapping[tuple[Node, int], Moments]) -> None:
         step = next(self.steps)
+        own = {
+            key: torch.stack(moments.merge()).cpu() for key, moments in gathered.items() if self.share.height(key[0])
+        }
+        for place, key in enumerate(gathered):
+            if key in own:
+                self.peers.give((step, place), [own[key]], self.share.others)
         for place, ((node, groups), moments) in enumerate(gathered.items()):
-            if self.share.height(node):
-                self.peers.give((step, place), [torch.stack(moments.merge()).cpu()], self.share.others)
-        for place, ((node, groups), moments) in enumerate(gathered.items()):
-            values = math.prod(node.slab_shape(1)[1:]) // groups
-            counts, parts = [], []
-            for share in self.share.every():
-                if not (height := share.height(node)):
-                    continue
-                counts.append(values * height)
-                if share.rank == self.share.rank:
-                    parts.append(torch.stack(moments.merge()).cpu())
-                else:
-                    parts += self.peers.take((step, place), share.rank)(torch.device("cpu"))
-            wide = node.device.type == "cpu" or node.dtype is torch.float64
-            like = torch.empty(0, dtype=torch.float64 if wide else torch.float32, device=node.device)
-            moments.merge_bands(counts, parts, like)
+            filled = [share for share in self.share.every() if share.height(node)]
+            parts = [
+                own[node, groups]
+                if share.rank == self.share.rank
+                else self.peers.take((step, place), share.rank)(HOST)[0]
+                for share in filled
+            ]
+            counts = [values_of_group(node, groups, share.height(node)) for share in filled]
+            moments.merge_bands(counts, parts, torch.empty(0, dtype=statistics_dtype(node), device=node.device))
 
     def _stored(self, node: Node) -> tuple[Leaf, Taker]:
         rows = own_rows(node, self.share)
@@ -98,29 +93,29 @@ class BandPasses(PassRunner):
         leaf = Banded(node, Held(band, node.rows.dim, node.rows.unit), self.share, self.kernels)
         return leaf, into(band, node, leaf.first)
 
-    def _bands(self, leaf: Banded, key: Any) -> Iterator[Gift]:
+    def _bands(self, node: Node, key: Any) -> Iterator[Gift]:
         for share in self.share.every():
             if share.rank == self.share.rank:
-                band = _tensor(leaf)
+                band = _tensor(node)
                 yield lambda device: [band]
-            elif share.height(leaf.node):
+            elif share.height(node):
                 yield self.peers.take(key, share.rank)
 
-    @staticmethod
-    def _overlap(wanted: tuple[int, int] | None, first: int, stop: int) -> tuple[int, int]:
-        """Rows that are wanted, as far as they are among [first, stop)."""
-        return (0, 0) if wanted is None else (max(wanted[0], first), min(wanted[1], stop))
+
+def _read(one: Pass) -> Iterator[Node]:
+    """What a pass reads, and what attention in it reads of all rows."""
+    yield from one.read
+    yield from (source for node in one.computed for source in node.sources)
 
 
-def wanted_whole(one: Pass) -> list[Banded]:
-    """Maps in bands that a pass wants all of."""
-    attending = (node for node in one.computed if isinstance(node.op, Attention))
-    sources = dict.fromkeys(source for node in attending for source in node.sources[1:])
-    return [leaf for source in sources if (leaf := banded(source))]
+def _leaf(node: Node) -> Banded:
+    leaf = banded(node)
+    assert leaf is not None, "the exchange is of maps in bands"
+    return leaf
 
 
-def _tensor(leaf: Banded) -> Tensor:
-    held = leaf.held.whole(leaf.node)
+def _tensor(node: Node) -> Tensor:
+    held = _leaf(node).held.whole(node)
     assert held is not None, "what is wanted whole is kept as a tensor"
     return held
 

@@ -8,16 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..cutting.exchange import exchanged
 from ..cutting.passes import Analysis
 from ..cutting.share import Share
 from ..engine import DoesNotFit, ExactRun
-from ..operations.graph import Node
+from ..operations.graph import Node, Rows
 from ..operations.leaves import Held
 from ..planning.choice import PlannedBefore
 from ..planning.planner import Planner
 from ..planning.schedule import Schedule
 from ..planning.search import Search
+from ..recording.record import Recorded, Recorder
 from ..runner import PassRunner, Target, into
+from ..running.banded import Banded, banded
+from ..running.kernels import Kernels
 from .attend import AttendBands
 from .passes import BandPasses, numbered
 from .peers import Peers
@@ -35,7 +39,12 @@ class BandRun(ExactRun):
         share: the worker's band.
         peers: the other workers.
         others: of :class:`ExactRun`; ``budget`` is this worker's own, ``store`` and ``rows`` are the same for all.
+
+    Attributes:
+        height: rows of the whole input, where :meth:`run` is given this worker's band of it; None: it is given all.
     """
+
+    height: int | None = None
 
     def __init__(self, share: Share, peers: Peers, *others: Any, **named: Any) -> None:
         self.share, self.peers, self.steps = share, peers, numbered()
@@ -45,13 +54,19 @@ class BandRun(ExactRun):
     def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The band of ``module(x, *args, **kwargs)``, (B, C, [T,] rows, W); see :meth:`Share.rows` for which rows.
 
+        Args:
+            x: all rows of the input, or with :attr:`height` those of the band.
+
         Raises:
             DoesNotFit, CannotRecord, StoreOverflow: as :meth:`ExactRun.run`.
             PeerLost: another worker is gone, or gave up.
         """
         node = self._record(module, x, *args, **kwargs)
         if isinstance(node, Tensor):
-            raise AssertionError("a module that leaves no rows to compute has nothing to share")
+            # The module put it together itself, of maps that every worker was given whole.
+            first, stop = self.share.rows(node.shape[-2])
+            band = node[..., first:stop, :]
+            return band if self.out_dtype is None else band.to(self.out_device, self.out_dtype)
         dtype, device = self.out_dtype or node.dtype, self.out_device or node.device
         on = node.device if self._gathers(node, device) else device
         band = self.new(node.slab_shape(self.share.height(node)), dtype, on)
@@ -62,6 +77,15 @@ class BandRun(ExactRun):
             self.beside = given
         self.close()
         return band.to(device)
+
+    def _opened(self, x: Tensor) -> Recorded:
+        if self.height is None:
+            return super()._opened(x)
+        shape = (*x.shape[:-2], self.height, x.shape[-1])
+        dim = x.ndim - 2
+        node = Node(Held(x, dim), (), shape, x.dtype, x.device, Rows(dim, self.height))
+        node.op = Banded(node, Held(x, dim), self.share, Kernels(x.device))
+        return Recorded(node, self.recorder)
 
     def _materialise(self, node: Node) -> Tensor:
         """A whole map, which every worker has from now on."""
@@ -88,6 +112,7 @@ class BandRun(ExactRun):
                 first, stop = self.share.rows(node.rows.count, rank)
                 if first < stop:
                     (rows,) = self.peers.take((step, place), rank)(node.device)
+                    self.report.received += rows.nbytes
                     node.cut(out, first, stop - first).copy_(rows)
 
     def _attention(self, attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -95,6 +120,8 @@ class BandRun(ExactRun):
 
     def _random(self, name: str, *shape: Any, **options: Any) -> Tensor:
         """Random numbers, which the first worker draws for all."""
+        if not self.recorder.draws:
+            return Recorder.random(self.recorder, name, *shape, **options)
         key = (next(self.steps), "random")
         if self.share.rank == 0:
             drawn = getattr(torch, name)(*shape, **options)
@@ -102,6 +129,7 @@ class BandRun(ExactRun):
             return drawn
         like = getattr(torch, name)(0, **{k: v for k, v in options.items() if k != "generator"})
         (drawn,) = self.peers.take(key, 0)(like.device)
+        self.report.received += drawn.nbytes
         return drawn.clone()
 
     def _planner(self, analysis: Analysis, device: torch.device, beside: Sequence[int]) -> Planner:
@@ -128,6 +156,8 @@ class BandRun(ExactRun):
         self._explain(schedule)
         if over > 1:
             raise DoesNotFit(max(peaks))
+        in_bands = {node for node in planner.analysis.nodes if banded(node)}
+        self.report.received += exchanged(schedule.passes, self.share, in_bands)
         return schedule
 
     def _told(self, mine: Any) -> list[Any]:

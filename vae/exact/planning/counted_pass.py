@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..cutting.exchange import Exchange
 from ..cutting.windows import Windows
 from ..operations.graph import Node
 from ..running.banded import Banded, banded, own_rows
@@ -41,7 +42,7 @@ class CountedPass:
         self.parking = CountedParking(self.kernels)
         self.beyond = CountedParking(self.kernels, counts=False)  # for what outlives the computation
         self.pages = Pages(page_bytes, self.kernels, choice.outside) if page_bytes else None
-        self.reach = {} if windows.share.is_whole else windows.reach()
+        self.given: list[Ghost] = []  # rows that other workers may not have taken yet
 
     def cost(self, layouts: Mapping[Node, SlabRows]) -> PassCost:
         """What the pass takes.
@@ -53,7 +54,7 @@ class CountedPass:
         layouts = {**layouts, **{node: found.layout for node in one.read if (found := carried(node))}}
         leaves = {node: self._leaf(node, layouts.get(node)) for node in one.read}
         if not self.windows.share.is_whole:
-            leaves = {node: self._with_rows_beside(node, leaf, node in layouts) for node, leaf in leaves.items()}
+            leaves = self._in_bands(leaves, layouts)
         sent = (node for node, purpose in one.results if purpose == "sent")
         stored = {
             **{node: self._store(node) for node in one.stored},
@@ -115,14 +116,16 @@ class CountedPass:
         store.open(layout, slab)
         return store
 
-    def _with_rows_beside(self, node: Node, leaf: Any, is_stored: bool) -> Any:
-        """A map that the workers hold in bands, with what other workers give of it for this pass."""
-        if not is_stored and banded(node) is None:
-            return leaf
-        made = Banded(node, leaf, self.windows.share, self.kernels)
-        first, stop = self.reach.get(node, (made.first, made.stop))
-        beside = [(first, min(stop, made.first)), (max(first, made.stop), stop)]
-        made.beside = [(low, high, self.kernels.empty(node, high - low)) for low, high in beside if low < high]
+    def _in_bands(self, leaves: Mapping[Node, Any], layouts: Mapping[Node, SlabRows]) -> dict[Node, Any]:
+        """Maps that the workers hold in bands, with what other workers give of them for this pass."""
+        share, one = self.windows.share, self.windows.one
+        held = {node for node in one.read if node in layouts or banded(node)}
+        exchange = Exchange(one, share, held)
+        self.given = [self.kernels.slab(moved.bytes, 1) for moved in exchange.gives]
+        made = {node: Banded(node, leaf, share, self.kernels) if node in held else leaf for node, leaf in leaves.items()}
+        for moved in exchange.takes:
+            rows = self.kernels.slab(moved.bytes, moved.stop - moved.first)
+            made[moved.node].beside.append((moved.first, moved.stop, rows))
         return made
 
     def _is_parked(self, node: Node) -> bool:

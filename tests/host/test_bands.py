@@ -1,0 +1,56 @@
+"""The exact engine over several workers, around every autoencoder that the host can load: threads of this process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headroom.vae.exact.bands.run import BandRun
+from headroom.vae.exact.bands.threads import ThreadPeers, together
+from headroom.vae.exact.cutting.share import Share
+
+from ..nightly import grid, some_of
+from .autoencoders import AUTOENCODERS
+from .families import psnr
+from .test_exact_vae import goes_its_own_way
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NEAR_ENOUGH = 130.0  # dB
+FOUR_CHANNELS = ("wan21_rgba",)
+KINDS = [name for name in AUTOENCODERS]
+
+
+def module_and_input(name: str, way: str, rows: int = 7, columns: int = 5) -> tuple[Any, Tensor]:
+    """What the host runs, and what it runs on."""
+    kind, vae = AUTOENCODERS[name], AUTOENCODERS[name].load()
+    cells = min(kind.cells, 2) if kind.video else 1
+    if way == "decode":
+        return vae.first_stage_model.decode, kind.latent(rows, columns, cells_in_time=cells).to(vae.vae_dtype)
+    frames = 5 if name == "cogvideox" else kind.frames(cells)
+    pixels = kind.pixels(rows * kind.shrink, columns * kind.shrink, frames=frames)
+    x = pixels.movedim(-1, 0)[None] if kind.temporal else pixels.movedim(-1, 1)
+    return vae.first_stage_model.encode, vae.process_input(x).to(vae.vae_dtype)
+
+
+def in_bands(work: Any, x: Tensor, workers: int, **named: Any) -> Tensor:
+    def of(rank: int, peers: ThreadPeers) -> Tensor:
+        return BandRun(Share.of(rank, [1.0] * workers, x.shape[-2]), peers, **named).run(work, x)
+
+    return torch.cat(together(of, workers), -2)
+
+
+@pytest.mark.parametrize("workers", [2, 3, 4])
+@pytest.mark.parametrize(("name", "way"), some_of(grid(KINDS, ["decode", "encode"]), 4))
+def test_every_kind(name: str, way: str, workers: int) -> None:
+    if goes_its_own_way(AUTOENCODERS[name].load()):
+        pytest.skip("it has no strips")
+    work, x = module_and_input(name, way)
+    torch.manual_seed(5)
+    expected = work(x)
+    torch.manual_seed(5)
+    result = in_bands(work, x, workers, rows=3)
+    assert result.shape == expected.shape
+    assert psnr(result, expected) >= NEAR_ENOUGH
