@@ -126,6 +126,18 @@ def _on_disk_input() -> io.Boolean.Input:
     )
 
 
+def _workers_input() -> io.String.Input:
+    return io.String.Input(
+        "workers",
+        default="",
+        optional=True,
+        advanced=True,
+        tooltip="exact only: several cards compute one picture, each a band of its rows, in 1/N of the maps. devices:"
+        " this machine's own. Else a name that this server's owner gave to a Ray cluster in"
+        " user/headroom/workers.json. Empty: the VAE's device alone.",
+    )
+
+
 class HeadroomVAE(io.ComfyNode):
     """A VAE that encodes and decodes within a memory budget. Every node behind it profits: inpainting,
     image-to-video, detailers, the stock decode; bypass it and the graph is the stock graph again.
@@ -140,7 +152,7 @@ class HeadroomVAE(io.ComfyNode):
             category="headroom",
             description=cls.__doc__,
             search_aliases=["tiled vae", "vae tiling", "out of memory", "seams"],
-            inputs=[_vae_input(), *_settings_inputs(), _on_disk_input()],
+            inputs=[_vae_input(), *_settings_inputs(), _on_disk_input(), _workers_input()],
             outputs=[io.Vae.Output(tooltip="A shallow copy of the VAE; the input is unchanged.")],
         )
 

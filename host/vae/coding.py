@@ -89,7 +89,7 @@ class Coder:
             BudgetTooSmall, CannotBeExact, OOM_EXCEPTION: see :class:`Fallback`.
         """
         method = self.geometry.settings.method
-        if method == "auto":
+        if method == "auto" and not self.geometry.settings.workers:
             whole = self.tiles.plan_whole(x)
             if whole.fits and (done := ways.in_one_piece(x, whole, row)) is not None:
                 return done
@@ -117,11 +117,20 @@ class Coder:
         Raises:
             NotExact, DoesNotFit, NoRoom: strips cannot be had.
         """
+        if self.geometry.settings.workers:
+            return self._in_bands(x, row)
         self.room.make(0)
         exact = self.strips.exact_pass(x, row)
         out = self.strips.run(x, exact)
         row.lines += self.strips.describe(exact)
         row.predicted = self.strips.planned(x, exact)
+        return out
+
+    def _in_bands(self, x: Tensor, row: Row) -> Tensor:
+        """A prepared input in bands of several workers."""
+        banded = self.strips.banded_pass(row)
+        out = self.strips.run(x, banded)
+        row.lines += banded.describe()
         return out
 
     def in_tiles(self, x: Tensor, row: Row) -> Tensor:

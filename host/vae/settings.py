@@ -24,6 +24,8 @@ class VAESettings:
         batch_slice: images computed together; 0 = one.
         store: dtype of the maps that strips leave for later; same, or float16 (near-exact).
         frames_on_disk: the decoded picture lies in a file of the host's temp folder instead of in memory.
+        workers: who computes bands of it, by the name that the server's owner gave them, or this machine's devices;
+            empty = the VAE's device alone.
     """
 
     method: str = "auto"
@@ -36,11 +38,14 @@ class VAESettings:
     batch_slice: int = 0
     store: str = "same"
     frames_on_disk: bool = False
+    workers: str = ""
 
     def check(self) -> None:
         """Raises ValueError, with the input to change, for settings that contradict each other."""
         if self.method != "feathered":
             return
+        if self.workers:
+            raise ValueError("workers: feathered tiles stay on one device; set method to auto or exact, or empty workers")
         for size, overlap, name, shared in (
             (self.tile_size, self.overlap, "tile_size", "overlap"),
             (self.temporal_size, self.temporal_overlap, "temporal_size", "temporal_overlap"),

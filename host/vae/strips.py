@@ -34,6 +34,8 @@ from ...vae.exact.planning.device import Figures
 from ...vae.exact.planning.remembered import remembered
 from ...vae.exact.planning.workspace import BY_RULE, ConvolutionWorkspace
 from ..attention.in_vae import attend
+from ..bands.gathered import BandedPass, crew_for
+from ..bands.named import DEVICES
 from ..chunks.chunks import Chunks
 from ..chunks.families import strips_of
 from ..core.compat import is_out_of_memory
@@ -53,7 +55,7 @@ class StripCoder:
     def __init__(self, geometry: Geometry, room: Room, workspaces: Workspaces | None = None) -> None:
         self.geometry, self.room, self.vae, self.workspaces = geometry, room, geometry.vae, workspaces
 
-    def run(self, x: Tensor, exact: ExactPass) -> Tensor:
+    def run(self, x: Tensor, exact: ExactPass | BandedPass) -> Tensor:
         """All slices of a prepared input, with the weights on the device; raises as :meth:`ExactPass.run` does."""
         geometry, preview = self.geometry, self.geometry.watch(self.geometry.slices(x))
 
@@ -86,6 +88,15 @@ class StripCoder:
             along=first_way(chunks),
             plans=remembered(module),
         )
+
+    def banded_pass(self, row: Row) -> BandedPass:
+        """The same over the workers of the settings. Raises ValueError where there are none of that name."""
+        settings, weights = self.geometry.settings, self.room.weights()
+        if settings.workers == DEVICES:
+            self.room.make(0)
+        crew = crew_for(settings.workers, self.vae, settings.vram_budget_gb, weights)
+        half = settings.store == "float16" and self.vae.vae_dtype.itemsize > 2
+        return BandedPass(self.vae, crew, half, self.geometry.strip_rows(), lambda text: notice(row, text))
 
     def gathered_bytes(self, x: Tensor) -> int:
         """Bytes that the results of all slices take on the VAE's device. A single slice's is counted by the engine."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 import torch
@@ -84,7 +85,9 @@ def together(work: Callable[[int, ThreadPeers], Made], workers: int) -> list[Mad
             table.fail(rank)
 
     is_inference, is_grad = torch.is_inference_mode_enabled(), torch.is_grad_enabled()
-    threads = [threading.Thread(target=run, args=(rank,), name=f"band {rank}") for rank in range(workers)]
+    threads = [
+        threading.Thread(target=copy_context().run, args=(run, rank), name=f"band {rank}") for rank in range(workers)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

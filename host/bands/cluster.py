@@ -1,0 +1,277 @@
+"""A crew of processes on a Ray cluster that its owner has started; ComfyUI joins it, and starts none."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import comfy.model_management
+import torch
+from comfyui_version import __version__ as comfyui_version
+from torch import Tensor
+
+from ...graph.version import pack_version
+from ...vae.exact.cutting.share import Share
+from ..core.device import GB
+from .crew import MOST_TRIES, NARROWER, CrewReport, Task, raise_unless_done, report_of, shares
+from .named import NamedCluster
+from .packed import packed, unpacked
+from .sent import taken_apart
+
+PACK = Path(__file__).parents[2]
+COMFYUI = Path(comfy.model_management.__file__).parents[1]
+LOOK_EVERY = 0.1  # seconds between looks at progress and cancel
+TO_ANSWER = 10.0  # seconds that the cluster itself may take for a small thing
+TO_BEGIN = 180.0  # seconds that a worker may take to import its ComfyUI
+_joined: dict[NamedCluster, RayCrew] = {}
+
+
+def crew_of(named: NamedCluster) -> RayCrew:
+    """The crew of a name, which keeps its processes and their weights as long as this one lives.
+
+    Raises:
+        ValueError: Ray is missing, or the cluster does not answer, or nobody there can help; the sentence says what to
+            do.
+    """
+    if named not in _joined or not _joined[named].workers:
+        for other in list(_joined):  # Ray knows one cluster at a time
+            _joined.pop(other).leave()
+        _joined[named] = RayCrew(named)
+    return _joined[named]
+
+
+class RayCrew:
+    """Processes of a Ray cluster.
+
+    Attributes:
+        workers: those that are there.
+    """
+
+    def __init__(self, named: NamedCluster) -> None:
+        self.named, self.ray = named, _join(named)
+        self.keys: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+        from . import carried
+
+        self.ray.cloudpickle.register_pickle_by_value(carried)
+        self.carried = carried
+        self.workers = list(self._begun())
+
+    def compute(self, task: Task) -> tuple[list[Tensor], CrewReport]:
+        """As :meth:`.crew.Crew.compute`. A worker that dies is left out, and its band computed by the others."""
+        narrowed: dict[int, float] = {}
+        for _ in range(MOST_TRIES + len(self.workers)):
+            crew = list(self.workers)
+            if not crew:
+                raise RuntimeError(
+                    f"workers: nobody of {self.named.name} is left; see `ray status` at {self.named.address}"
+                )
+            key = self._loaded(crew, task)
+            if len(crew) != len(self.workers):
+                continue
+            budgets = [one.budget * narrowed.get(id(one), 1.0) for one in crew]
+            answers = self._answers(crew, key, task, budgets)
+            if dead := [one for one, answer in zip(crew, answers) if answer["status"] == "dead"]:
+                self._leave_out(dead, task)
+                continue
+            short = [place for place, answer in enumerate(answers) if answer["status"] == "out_of_memory"]
+            for place in short:
+                narrowed[id(crew[place])] = NARROWER * narrowed.get(id(crew[place]), 1.0)
+            if short and len(narrowed) and min(narrowed.values()) > NARROWER**MOST_TRIES:
+                task.notice(f"{crew[short[0]].name} ran out of memory: tried again with a lower band")
+                continue
+            raise_unless_done([one.name for one in crew], answers)
+            bands = [unpacked([answer["band"]], torch.device("cpu"))[0] for answer in answers]
+            for answer, band in zip(answers, bands):
+                answer["band"] = band
+            return bands, report_of([one.name for one in crew], answers, budgets)
+        raise RuntimeError(f"workers: {self.named.name} lost one worker after the other")
+
+    def leave(self) -> None:
+        """Ends its processes, and leaves the cluster."""
+        self.workers.clear()
+        self.ray.shutdown()
+
+    # ------------------------------------------------------------ its processes
+
+    def _begun(self) -> Iterator[RayWorker]:
+        """Raises ValueError where one has another version, or none answers."""
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        gpus = sum(int(node["Resources"].get("GPU", 0)) for node in nodes)
+        count = self.named.workers or gpus or len(nodes)
+        kind = {"num_gpus": 1} if gpus else {"num_cpus": 1}
+        remote = self.ray.remote(self.carried.BandActor)
+        actors = [
+            remote.options(**kind, max_restarts=0, scheduling_strategy="SPREAD").remote(
+                str(COMFYUI), str(PACK)
+            )
+            for _ in range(count)
+        ]
+        asked = [actor.about.remote() for actor in actors]
+        self.ray.wait(asked, num_returns=count, timeout=TO_BEGIN)
+        wrong, there = list[str](), 0
+        for number, (actor, question) in enumerate(zip(actors, asked), 1):
+            try:
+                about = self.ray.get(question, timeout=0.1)
+            except self.ray.exceptions.RayError as error:
+                wrong.append(f"worker {number} does not answer ({type(error).__name__})")
+                continue
+            if about.get("wrong"):
+                wrong.append(f"worker {number}: {about['wrong']}")
+                continue
+            for what, own in (("pack", pack_version()), ("comfyui", comfyui_version)):
+                if about[what] != own:
+                    name = {"pack": "Headroom", "comfyui": "ComfyUI"}[what]
+                    raise ValueError(
+                        f"workers: worker {number} of {self.named.name} has {name} {about[what]}, this server {own};"
+                        " install the same version on both"
+                    )
+            there += 1
+            yield RayWorker(actor, f"worker {number} ({about['device']})", self._budget(about, count))
+        if not there:
+            raise ValueError(f"workers: nobody of {self.named.name} can help: {'; '.join(wrong)}")
+        if wrong:
+            logging.warning("Headroom: %s", "; ".join(wrong))
+
+    def _budget(self, about: dict[str, Any], count: int) -> float:
+        """Bytes of a worker, weights included; processes without a GPU share their machine's memory."""
+        if self.named.budget_gb:
+            return self.named.budget_gb * GB
+        return float(about["bytes"]) / (count if about["kind"] == "cpu" else 1)
+
+    def _loaded(self, crew: Sequence[RayWorker], task: Task) -> str:
+        """The module's name among the workers, all of whom have it from now on."""
+        key = self.keys.setdefault(task.model, uuid.uuid4().hex)
+        lacking = [one for one in crew if one.loaded != key]
+        if not lacking:
+            return key
+        sent = taken_apart(task.model)
+        there = self.ray.put({"structure": sent.structure, "tensors": packed(sent.tensors)})
+        loading = [one.actor.load.remote(key, there) for one in lacking]
+        self._watched(loading, task, None)
+        for one, reference in zip(lacking, loading):
+            try:
+                weights = self.ray.get(reference)
+            except self.ray.exceptions.RayActorError:
+                self._leave_out([one], task)
+                continue
+            one.loaded, one.budget = key, one.given - weights
+        return key
+
+    def _answers(
+        self, crew: Sequence[RayWorker], key: str, task: Task, budgets: Sequence[float]
+    ) -> list[dict[str, Any]]:
+        """What each worker says in the end."""
+        height = task.x.shape[-2]
+        board = self.ray.remote(self.carried.Board).options(num_cpus=0, max_concurrency=1000).remote()
+        bands = shares(budgets, height)
+        asked = [
+            one.actor.band.remote(board, share.rank, list(share.cuts), share.grain, key, _work(task, share, budget))
+            for one, share, budget in zip(crew, bands, budgets)
+        ]
+        try:
+            self._watched(asked, task, board)
+        except BaseException:
+            self.ray.get(board.fail.remote(0, "was cancelled"), timeout=TO_ANSWER)
+            self.ray.wait(asked, num_returns=len(asked), timeout=TO_BEGIN)
+            raise
+        finally:
+            answers = [self._answer(reference) for reference in asked] if _all_there(self.ray, asked) else []
+            self.ray.kill(board)
+        return answers
+
+    def _watched(self, asked: Sequence[Any], task: Task, board: Any) -> None:
+        """Waits for all, tells of progress, and has the others end where one is gone."""
+        waiting = list(asked)
+        while waiting:
+            done, waiting = self.ray.wait(waiting, num_returns=len(waiting), timeout=LOOK_EVERY)
+            if board is None:
+                task.on_share(0.0)
+                continue
+            for reference in done:
+                if self._answer(reference)["status"] == "dead":
+                    self.ray.get(board.fail.remote(list(asked).index(reference), "is gone"), timeout=TO_ANSWER)
+            task.on_share(self.ray.get(board.progress.remote(), timeout=TO_ANSWER))
+
+    def _answer(self, reference: Any) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = self.ray.get(reference)
+        except self.ray.exceptions.RayActorError:
+            return {"status": "dead"}
+        except self.ray.exceptions.RayError as error:
+            return {"status": "failed", "why": str(error)}
+        return answer
+
+    def _leave_out(self, dead: Sequence[RayWorker], task: Task) -> None:
+        self.workers = [one for one in self.workers if one not in dead]
+        names = " and ".join(one.name for one in dead)
+        task.notice(f"{names} is gone: computed again by the other {len(self.workers)}")
+
+
+class RayWorker:
+    """One process.
+
+    Attributes:
+        given: bytes that it may take, weights included; budget: without those of what is loaded.
+        loaded: name of the module that it has.
+    """
+
+    def __init__(self, actor: Any, name: str, given: float) -> None:
+        self.actor, self.name, self.given, self.budget, self.loaded = actor, name, given, given, ""
+
+
+def _join(named: NamedCluster) -> Any:
+    """Ray, in the cluster: as its client, since a process that joins as Ray's own workers do ends with the cluster.
+
+    Raises:
+        ValueError: Ray is missing, or the cluster does not answer or let us in.
+    """
+    # Before Ray is imported: nothing is told to its makers, and a cluster without a token is not joined.
+    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"})
+    if named.token_file:
+        os.environ["RAY_AUTH_TOKEN_PATH"] = named.token_file
+    try:
+        import grpc
+        import ray
+    except ImportError as error:
+        raise ValueError(
+            f"workers: {named.name} is a Ray cluster, and Ray is not installed: {sys.executable} -m pip install"
+            " 'ray[client]'"
+        ) from error
+    try:
+        with grpc.insecure_channel(named.address) as channel:  # Ray itself tries for half a minute
+            grpc.channel_ready_future(channel).result(timeout=TO_ANSWER)
+        ray.init(f"ray://{named.address}", namespace="headroom", logging_level=logging.ERROR, log_to_driver=False)
+    except (grpc.FutureTimeoutError, ConnectionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(
+            f"workers: {named.name}: no Ray cluster at {named.address} lets this server in{f' ({reason})' * bool(reason)};"
+            " start one by `RAY_AUTH_MODE=token ray start --head`, or correct the address, which has the port of"
+            " Ray's clients (10001)"
+        ) from error
+    return ray
+
+
+def _work(task: Task, share: Share, budget: float) -> dict[str, Any]:
+    """A worker's part in plain values."""
+    first, stop = share.rows(task.x.shape[-2])
+    return {
+        "method": task.method,
+        "band": packed([task.x[..., first:stop, :]])[0],
+        "height": task.x.shape[-2],
+        "dtype": str(task.dtype).removeprefix("torch."),
+        "budget": budget,
+        "options": dict(zip(task.options, packed(list(task.options.values())))),
+        "half_store": task.half_store,
+        "rows": task.rows,
+    }
+
+
+def _all_there(ray: Any, asked: Sequence[Any]) -> bool:
+    done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
+    return len(done) == len(asked)
