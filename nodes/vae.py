@@ -132,8 +132,8 @@ def _workers_input() -> io.String.Input:
         default="",
         optional=True,
         advanced=True,
-        tooltip="exact only: several cards compute one picture, each a band of its rows, in 1/N of the maps. devices:"
-        " this machine's own. Else a name that this server's owner gave to a Ray cluster in"
+        tooltip="auto and exact: several cards compute one picture together, a band of its rows each, with 1/N of the"
+        " maps. devices: all of this machine's. Otherwise a name that this server's owner gave to a Ray cluster in"
         " user/headroom/workers.json. Empty: the VAE's device alone.",
     )
 

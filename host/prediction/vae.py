@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...memory import Row
 from ...memory.prediction import (
+    CannotPredict,
     DOCUMENTED,
     Card,
     LiveBytes,
@@ -245,6 +246,8 @@ class _Foretold:
     def in_strips(self, x: Tensor, row: Row) -> _Way:
         """The plan for the first slice, and where that is asked for and tells more, the passes that matter."""
         geometry, strips = self.coder.geometry, self.coder.strips
+        if geometry.settings.workers:
+            raise CannotPredict("the bands of several workers are planned by them, when they begin")
         first = x[: geometry.slice_step(x)]
         exact, whole = strips.exact_pass(x, row), self.followed(lambda: self._few_frames(x))
         if self.to_file and exact.chunks is not None:

@@ -1,0 +1,64 @@
+"""A Ray cluster on the loopback interface, as its owner would start one: `ray start --head`, with a token."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import psutil
+
+from headroom.tools.server.server import free_port
+
+STORE = 256 * 2**20
+TO_START = 60.0
+
+
+@contextmanager
+def ray_cluster(cpus: int, comfyui: Path, pack: Path) -> Iterator[tuple[str, Path]]:
+    """The address of its clients' port, and the file of its token, as long as the context lasts."""
+    folder = Path(tempfile.mkdtemp(prefix="hr-"))  # short: Ray puts sockets there
+    token = folder / "token"
+    token.write_text(secrets.token_hex(32))
+    token.chmod(0o600)
+    port = free_port()
+    variables = {
+        **os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "HEADROOM_COMFYUI": str(comfyui), "HEADROOM_PACK": str(pack),
+        "OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }  # fmt: skip
+    command = [
+        str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--node-ip-address", "127.0.0.1",
+        "--port", str(free_port()), "--ray-client-server-port", str(port), "--num-cpus", str(cpus), "--num-gpus", "0",
+        "--include-dashboard", "false", "--object-store-memory", str(STORE), "--temp-dir", str(folder / "ray"),
+        "--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats",
+    ]  # fmt: skip
+    head = subprocess.Popen(
+        command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            grpc.channel_ready_future(channel).result(timeout=TO_START)
+        yield f"127.0.0.1:{port}", token
+    finally:
+        for process in processes_of(folder):  # by hand: `ray stop` would end everybody else's too
+            process.kill()
+        head.kill()
+        head.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Ray's processes of a cluster: its folder stands in their command lines, and Ray's in their parents'."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        if any(str(folder) in word for word in process.info["cmdline"] or ()):
+            found += [process, *process.children(recursive=True)]
+    return found

@@ -1,0 +1,252 @@
+"""Low-Memory VAE over several workers: processes of a Ray cluster, and this machine's devices."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import comfy.model_management as model_management
+import pytest
+import torch
+from torch import Tensor
+
+from headroom.host.bands import cluster as cluster_module
+from headroom.host.bands import gathered
+from headroom.host.bands.cluster import RayCrew, crew_of
+from headroom.host.bands.devices import DeviceCrew
+from headroom.host.bands.named import DEVICES, cluster_named, workers_path
+from headroom.host.bands.packed import packed, unpacked
+from headroom.host.bands.sent import SentModule, put_together, taken_apart
+from headroom.host.vae import strips
+from headroom.host.vae.fallback import BudgetTooSmall
+
+from ..nightly import some_of
+from .autoencoders import AUTOENCODERS
+from .conftest import ENVIRONMENT
+from .families import psnr
+from .ray_cluster import ray_cluster
+from .test_exact_vae import decoded, exact, goes_its_own_way, input_of, last_lines, last_row, run, stock
+
+ROOT = Path(__file__).parents[2]
+NAME, WORKERS = "desk", 3
+CPU = torch.device("cpu")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def write(**named: Any) -> None:
+    workers_path().parent.mkdir(parents=True, exist_ok=True)
+    workers_path().write_text(json.dumps(named), encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def desk() -> Iterator[dict[str, Any]]:
+    """What the owner writes of a cluster that is there."""
+    with ray_cluster(WORKERS + 1, ENVIRONMENT.comfyui, ROOT) as (address, token):
+        yield {"address": address, "token_file": str(token), "workers": WORKERS, "budget_gb": 1}
+        for crew in list(cluster_module._joined.values()):
+            crew.leave()
+        cluster_module._joined.clear()
+
+
+@pytest.fixture
+def crew(desk: dict[str, Any]) -> RayCrew:
+    """All workers, those that were lost begun again."""
+    write(**{NAME: desk})
+    named = cluster_named(NAME)
+    if named in cluster_module._joined and len(cluster_module._joined[named].workers) < WORKERS:
+        cluster_module._joined.pop(named).leave()
+    return crew_of(named)
+
+
+@cache
+def large() -> tuple[Tensor, Tensor]:
+    """A latent whose decode takes seconds, and the host's own decode."""
+    x = AUTOENCODERS["sd"].latent(48, 40)
+    return x, decoded(AUTOENCODERS["sd"].load(), x)
+
+
+@pytest.mark.parametrize(("name", "way"), [("sd", "decode"), ("sd", "encode"), ("wan21", "decode"), ("ltx", "encode")])
+def test_over_a_cluster(crew: RayCrew, name: str, way: str) -> None:
+    result = run(exact(name, workers=NAME, tile_size=16), way, input_of(name, way))
+    assert f"bands of {WORKERS} workers" in last_lines()
+    assert last_row().notices == []
+    alone = run(exact(name, tile_size=16), way, input_of(name, way))
+    assert psnr(result, alone) >= 130
+    assert psnr(result, stock(name, way)) >= min(130, psnr(alone, stock(name, way)) - 1)
+
+
+def test_a_killed_worker_s_band_is_computed_by_the_others(crew: RayCrew) -> None:
+    x, expected = large()
+    one = crew.workers[1]
+    process = crew.ray.get(one.actor.process.remote())
+    killed = threading.Event()
+
+    def kill(share: float, out: Any) -> None:
+        if share > 0.2 and not killed.is_set():
+            killed.set()
+            os.kill(process, signal.SIGKILL)
+
+    result = decode_watched(x, kill)
+    assert killed.is_set()
+    assert psnr(result, expected) >= 130
+    assert last_row().notices == [f"{one.name} is gone: computed again by the other {WORKERS - 1}"]
+    assert f"bands of {WORKERS - 1} workers" in last_lines()
+    assert torch.equal(result, decoded(exact("sd", workers=NAME, tile_size=16), x)), "as if there had been two"
+
+
+def decode_watched(x: Tensor, on_strip: Any) -> Tensor:
+    """A decode over the cluster, whose progress is watched."""
+    with pytest.MonkeyPatch.context() as patch:
+        original = gathered.GatheredRun._tell
+
+        def tell(self: Any, share: float) -> None:
+            original(self, share)
+            on_strip(share, None)
+
+        patch.setattr(gathered.GatheredRun, "_tell", tell)
+        return decoded(exact("sd", workers=NAME, tile_size=16), x)
+
+
+def test_cancel_ends_all_of_them(crew: RayCrew) -> None:
+    x, expected = large()
+    begun = 0.0
+
+    def cancel(share: float, out: Any) -> None:
+        nonlocal begun
+        if share > 0.1 and not begun:
+            begun = time.monotonic()
+            model_management.interrupt_current_processing(True)
+        model_management.throw_exception_if_processing_interrupted()
+
+    with pytest.raises(model_management.InterruptProcessingException):
+        decode_watched(x, cancel)
+    assert begun
+    assert len(crew.workers) == WORKERS
+    assert psnr(decoded(exact("sd", workers=NAME, tile_size=16), x), expected) >= 130
+
+
+def test_a_budget_that_is_too_small_is_said_before_any_work(desk: dict[str, Any]) -> None:
+    weights = sum(one.nbytes for one in AUTOENCODERS["sd"].load().first_stage_model.parameters())
+    write(**{NAME: {**desk, "budget_gb": (weights + 1e5) / 2**30}})
+    with pytest.raises(BudgetTooSmall, match="needs at least"):
+        decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
+
+
+def test_another_version_is_refused_with_both(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    write(**{NAME: {**desk, "budget_gb": 2}})
+    monkeypatch.setattr(cluster_module, "pack_version", lambda: "0.0.1")
+    with pytest.raises(ValueError, match=r"has Headroom \d+\.\d+\.\d+, this server 0\.0\.1; install the same"):
+        decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
+
+
+def test_nobody_there(desk: dict[str, Any]) -> None:
+    write(**{NAME: {**desk, "address": "127.0.0.1:9"}})
+    with pytest.raises(ValueError, match=r"no Ray cluster at 127\.0\.0\.1:9 lets this server in.*ray start --head"):
+        decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
+
+
+def test_ray_is_missing(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    write(**{NAME: {**desk, "budget_gb": 3}})
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(cluster_module, "_joined", {})
+    with pytest.raises(ValueError, match=r"Ray is not installed: .*-m pip install 'ray\[client\]'"):
+        decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"desk": {"address": "127.0.0.1:1"}}', "has desk"),
+        ("{}", "has none"),
+        ("[]", "is to hold an object"),
+        ("{", "cannot be read as JSON"),
+        ('{"rack": {}}', "address cannot be used"),
+        ('{"rack": {"address": "http://a"}}', "address cannot be used"),
+        ('{"rack": {"address": "a:1", "workers": -1}}', "workers cannot be used"),
+        ('{"rack": {"address": "a:1", "workers": true}}', "workers cannot be used"),
+        ('{"rack": {"address": "a:1", "budget_gb": "4"}}', "budget_gb cannot be used"),
+        ('{"rack": {"address": "a:1", "pasword": "4"}}', "pasword cannot be used"),
+        ('{"rack": 4}', "address cannot be used"),
+    ],
+)
+def test_what_the_owner_wrote(text: str, said: str) -> None:
+    write()
+    workers_path().write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=said):
+        cluster_named("rack")
+
+
+def test_an_address_is_no_name() -> None:
+    """A workflow of a stranger's must not lead a server anywhere."""
+    write(**{NAME: {"address": "127.0.0.1:9"}})
+    for address in ("127.0.0.1:9", "ray://127.0.0.1:9", "../desk"):
+        with pytest.raises(ValueError, match="this server has no workers of the name"):
+            decoded(exact("sd", workers=address), input_of("sd", "decode"))
+
+
+def test_feathered_tiles_stay_on_one_device() -> None:
+    with pytest.raises(ValueError, match="workers: feathered tiles stay on one device"):
+        exact("sd", workers=DEVICES, method="feathered", tile_size=64)
+
+
+@pytest.mark.parametrize("name", some_of([name for name in AUTOENCODERS], 3))
+def test_every_kind_arrives_whole(name: str) -> None:
+    """Pickled, packed and put together again, a module computes the same bits."""
+    vae = AUTOENCODERS[name].load()
+    if goes_its_own_way(vae):
+        return
+    sent = taken_apart(vae.first_stage_model)
+    arrived = put_together(SentModule(sent.structure, unpacked(packed(sent.tensors), CPU)), CPU)
+    x = input_of(name, "decode").to(vae.vae_dtype)
+    torch.manual_seed(5)
+    expected = vae.first_stage_model.decode(x)
+    torch.manual_seed(5)
+    assert torch.equal(arrived.decode(x), expected)
+
+
+class TestDevices:
+    """This machine's own: threads, here with a CPU for each."""
+
+    @pytest.mark.parametrize("budgets", [(1e9,), (1e9, 1e9), (1e9, 3e9, 2e9)])
+    @pytest.mark.parametrize("way", ["decode", "encode"])
+    def test_bands_by_their_bytes(self, way: str, budgets: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(strips, "crew_for", lambda *given: DeviceCrew([CPU] * len(budgets), budgets))
+        alone = run(exact("sd", tile_size=16), way, input_of("sd", way))
+        result = run(exact("sd", workers=DEVICES, tile_size=16), way, input_of("sd", way))
+        assert psnr(result, alone) >= 128
+        rows = [int(line.split(": ")[1].split(" ")[0]) for line in last_row().lines if " rows, " in line]
+        assert len(rows) == len(budgets)
+        assert sum(rows) == result.shape[1 if way == "decode" else -2]
+
+    def test_one_device_is_a_crew_too(self) -> None:
+        result = decoded(exact("sd", workers=DEVICES, tile_size=16), input_of("sd", "decode"))
+        assert psnr(result, decoded(exact("sd", tile_size=16), input_of("sd", "decode"))) >= 130
+
+    def test_cancel(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(strips, "crew_for", lambda *given: DeviceCrew([CPU] * 3, [1e9] * 3))
+        model_management.interrupt_current_processing(True)
+        with pytest.raises(model_management.InterruptProcessingException):
+            decoded(exact("sd", workers=DEVICES, tile_size=16), input_of("sd", "decode"))
+
+    def test_what_does_not_fit(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(strips, "crew_for", lambda *given: DeviceCrew([CPU] * 2, [1e5, 1e5]))
+        with pytest.raises(BudgetTooSmall):
+            decoded(exact("sd", workers=DEVICES), input_of("sd", "decode"))
+
+    def test_a_failure_is_told_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(strips, "crew_for", lambda *given: DeviceCrew([CPU] * 2, [1e9, 1e9]))
+
+        def fail(*given: Any, **named: Any) -> None:
+            raise OSError("no such thing")
+
+        monkeypatch.setattr("headroom.vae.exact.bands.passes.BandPasses.prepare", fail)
+        with pytest.raises(RuntimeError, match=r"workers: cpu .* failed: OSError: no such thing"):
+            decoded(exact("sd", workers=DEVICES), input_of("sd", "decode"))
