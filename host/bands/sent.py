@@ -7,6 +7,7 @@ import operator
 import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def taken_apart(module: nn.Module) -> SentModule:
     """A module for another process; it is not changed."""
     tensors: list[Tensor] = []
     out = io.BytesIO()
-    _Pickler(out, tensors).dump(module)
+    _pickler()(out, tensors).dump(module)
     return SentModule(out.getvalue(), tensors)
 
 
@@ -43,25 +44,32 @@ def put_together(sent: SentModule, device: torch.device) -> nn.Module:
     return module.eval()
 
 
-class _Pickler(pickle.Pickler):
-    def __init__(self, out: io.BytesIO, tensors: list[Tensor]) -> None:
-        super().__init__(out, protocol=5)
-        self.tensors, self.numbers, self.held = tensors, dict[int, int](), list[Tensor]()
+@cache
+def _pickler() -> Any:
+    """Ray's own, which knows functions that stand in others, as some of the host's modules have."""
+    from ray.cloudpickle import CloudPickler
 
-    def persistent_id(self, thing: Any) -> Any:
-        if not isinstance(thing, Tensor):
-            return None
-        if id(thing) not in self.numbers:
-            self.numbers[id(thing)] = len(self.tensors)
-            self.held.append(thing)  # so that no other tensor gets its id
-            self.tensors.append(thing.detach().cpu())
-        return (self.numbers[id(thing)], isinstance(thing, nn.Parameter))
+    class Pickler(CloudPickler):  # type: ignore[misc]
+        def __init__(self, out: io.BytesIO, tensors: list[Tensor]) -> None:
+            super().__init__(out, protocol=5)
+            self.tensors, self.numbers, self.held = tensors, dict[int, int](), list[Tensor]()
 
-    def reducer_override(self, thing: Any) -> Any:
-        # The pack has another name there: the host's own function goes, and is followed there anew.
-        if isinstance(thing, AttentionInStrips):
-            return operator.getitem, ([thing.original], 0)
-        return NotImplemented
+        def persistent_id(self, thing: Any) -> Any:
+            if not isinstance(thing, Tensor):
+                return None
+            if id(thing) not in self.numbers:
+                self.numbers[id(thing)] = len(self.tensors)
+                self.held.append(thing)  # so that no other tensor gets its id
+                self.tensors.append(thing.detach().cpu())
+            return (self.numbers[id(thing)], isinstance(thing, nn.Parameter))
+
+        def reducer_override(self, thing: Any) -> Any:
+            # The pack has another name there: the host's own function goes, and is followed there anew.
+            if isinstance(thing, AttentionInStrips):
+                return operator.getitem, ([thing.original], 0)
+            return super().reducer_override(thing)
+
+    return Pickler
 
 
 class _Unpickler(pickle.Unpickler):

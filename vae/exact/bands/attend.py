@@ -33,6 +33,8 @@ class AttendBands:
     def __call__(self, query: Tensor, key: Any, value: Any, scale: float | None) -> Tensor:
         if not isinstance(key, Parts):
             return self.attend(query, key, value, scale)
+        if self.share.is_whole:
+            return self.attend(query, key.gifts[0](query.device)[0], value.gifts[0](query.device)[0], scale)
         wide = _wide(query.dtype)
         factor = query.shape[-1] ** -0.5 if scale is None else scale
         queries = query.to(wide) * factor
