@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from headroom.host.bands.work import follow_attention
 from headroom.vae.exact import ExactRun
 from headroom.vae.exact.bands.run import BandRun
 from headroom.vae.exact.bands.threads import ThreadPeers, together
@@ -24,16 +27,24 @@ FOUR_CHANNELS = ("wan21_rgba",)
 KINDS = list(AUTOENCODERS)
 
 
+@cache
+def followed(name: str) -> Any:
+    """The module of a worker, whose attention takes the keys of all bands."""
+    model = copy.deepcopy(AUTOENCODERS[name].load().first_stage_model)
+    follow_attention(model)
+    return model
+
+
 def module_and_input(name: str, way: str, rows: int = 7, columns: int = 5) -> tuple[Any, Tensor]:
-    """What the host runs, and what it runs on."""
-    kind, vae = AUTOENCODERS[name], AUTOENCODERS[name].load()
+    """What a worker runs, and what all of it is run on."""
+    kind, vae, model = AUTOENCODERS[name], AUTOENCODERS[name].load(), followed(name)
     cells = min(kind.cells, 2) if kind.video else 1
     if way == "decode":
-        return vae.first_stage_model.decode, kind.latent(rows, columns, cells_in_time=cells).to(vae.vae_dtype)
+        return model.decode, kind.latent(rows, columns, cells_in_time=cells).to(vae.vae_dtype)
     frames = 5 if name == "cogvideox" else kind.frames(cells)
     pixels = kind.pixels(rows * kind.shrink, columns * kind.shrink, frames=frames)
     x = pixels.movedim(-1, 0)[None] if kind.temporal else pixels.movedim(-1, 1)
-    return vae.first_stage_model.encode, vae.process_input(x).to(vae.vae_dtype)
+    return model.encode, vae.process_input(x).to(vae.vae_dtype)
 
 
 def in_bands(work: Any, x: Tensor, workers: int, **named: Any) -> tuple[Tensor, list[tuple[int, int]]]:
