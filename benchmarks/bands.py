@@ -13,6 +13,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,9 @@ TITLES = {
 }
 INTRODUCTION = """# One exact encode or decode over several workers
 
-Written by `benchmarks/bands.py`. Each worker has a band of rows of every map; what it is given of the others is counted where it
-arrives ("measured") and by the plan, before anything runs ("planned"). On a CPU; not measured on a GPU."""
+Written by `benchmarks/bands.py`. Each worker has a band of rows of every map; what it is
+given of the others is counted where it arrives ("measured") and by the plan, before anything runs ("planned"). On a
+CPU."""
 
 
 def _run(model: Any, way: str, x: Tensor, share: Share, peers: Peers, **named: Any) -> tuple[BandRun, Tensor]:
@@ -64,8 +66,8 @@ def kinds() -> Section:
             if tests.goes_its_own_way(vae) or (way == "encode" and name in tests.FOUR_CHANNELS):
                 continue
             work, x = tests.module_and_input(name, way)
-            expected, single = _seeded(partial(work, x)), _seeded(lambda: ExactRun(rows=3).run(work, x))
-            bands = [_seeded(lambda n=n: tests.in_bands(work, x, n, rows=3)) for n in WORKERS]
+            expected, single = _seeded(partial(work, x)), _seeded(partial(ExactRun(rows=3).run, work, x))
+            bands = [_seeded(partial(tests.in_bands, work, x, number, rows=3)) for number in WORKERS]
             truth = _truth(vae, way, x)
             near = [min(psnr(band, expected) for band, _ in bands), psnr(single, expected)]
             of_truth = [psnr(expected, truth), min(psnr(band, truth) for band, _ in bands)]
@@ -111,7 +113,6 @@ def _decibels(value: float) -> str:
 def memory() -> Section:
     """The full-width autoencoder of Stable Diffusion: each worker with 1/N of what one plans."""
     vae = importlib.import_module("vae")
-    replay = importlib.import_module("headroom.tests.unit.test_bands").Everything
     psnr = importlib.import_module("headroom.tests.host.families").psnr
     model, section, rows = copy.deepcopy(vae.random_vae().first_stage_model), Section(), []
     importlib.import_module("headroom.host.bands.work").follow_attention(model)
@@ -123,19 +124,10 @@ def memory() -> Section:
         flops = single.report.schedules[-1].flops
         rows.append((way, 1, f"{plan / MIB:.0f}", "", "", "", "", "1.00x"))
         for workers in WORKERS:
-            given: dict[Any, Any] = {}
             budget = plan / workers + HALO
-
-            def work(rank: int, peers: ThreadPeers) -> tuple[BandRun, Tensor, int]:
-                kept = _Keeping(peers, given)
-                share = Share.of(rank, [1.0] * workers, x.shape[-2])
-                return *_run(model, way, x, share, kept, budget=budget), peers.received
-
-            made = together(work, workers)
-            peaks = [
-                peak_bytes(lambda rank=rank: _run(model, way, x, run.share, replay(given, rank), budget=budget))
-                for rank, (run, _, _) in enumerate(made)
-            ]
+            case = _Case(model, way, x, workers, budget)
+            made = together(case.run, workers)
+            peaks = [peak_bytes(partial(case.alone, rank)) for rank in range(workers)]
             planned = [run.report.peak for run, _, _ in made]
             received = [run.report.received for run, _, _ in made]
             assert received == [measured for _, _, measured in made]
@@ -158,6 +150,30 @@ def memory() -> Section:
         rows,
     )  # fmt: skip
     return section
+
+
+@dataclass
+class _Case:
+    """A number of workers."""
+
+    model: Any
+    way: str
+    x: Tensor
+    workers: int
+    budget: float
+    given: dict[Any, Any] = field(default_factory=dict)
+
+    def run(self, rank: int, peers: ThreadPeers) -> tuple[BandRun, Tensor, int]:
+        """One of them, and the bytes that it received."""
+        return *self._of(rank, _Keeping(peers, self.given)), peers.received
+
+    def alone(self, rank: int) -> None:
+        """The same by itself, once the others have given all."""
+        self._of(rank, importlib.import_module("headroom.tests.unit.test_bands").Everything(self.given, rank))
+
+    def _of(self, rank: int, peers: Peers) -> tuple[BandRun, Tensor]:
+        share = Share.of(rank, [1.0] * self.workers, self.x.shape[-2])
+        return _run(self.model, self.way, self.x, share, peers, budget=self.budget)
 
 
 class _Keeping(Peers):
@@ -205,8 +221,8 @@ def cluster() -> Section:
     section = Section()
     section.parts.append(
         markdown_table(
-            ("SD at full width, 512 x 480, decode", "seconds, median of 3 by turns", "", "received by all, MiB: planned",
-             "measured"),
+            ("SD at full width, 512 x 480, decode", "seconds, median of 3 by turns", "",
+             "received by all, MiB: planned", "measured"),
             [
                 (f"{count} process{'es' * (count > 1)} of one thread", f"{statistics.median(seconds[count]):.1f}",
                  "1.00x" if count == 1 else f"{ratio:.2f}x", f"{facts[count].received / MIB:.2f}",

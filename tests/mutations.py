@@ -2510,7 +2510,97 @@ TIMES = (
     ),
 )
 
+BAND_TESTS = "unit/test_bands.py host/test_bands.py host/test_workers.py"
+BANDS = (
+    *_of(
+        "vae/exact/running/stream.py",
+        BAND_TESTS,
+        (
+            "bands: rows of another worker's count too",
+            "low, high = max(low, first), min(high, end)",
+            "low, high = first, end",
+        ),
+    ),
+    *_of(
+        "vae/exact/bands/passes.py",
+        BAND_TESTS,
+        (
+            "bands: statistics of the own band alone",
+            "counts, parts, torch.empty(",
+            "counts[:1], parts[:1], torch.empty(",
+        ),
+        ("bands: what is given is written to later", "[rows.clone(memory_format=torch.contiguous_format)]", "[rows]"),
+    ),
+    *_of(
+        "vae/exact/bands/attend.py",
+        BAND_TESTS,
+        (
+            "bands: attention forgets the largest score",
+            "shrink = (most[..., tile] - high).exp_()",
+            "shrink = high * 0 + 1",
+        ),
+        ("bands: a visiting band takes no memory", "+ moved + tile", "+ tile"),
+    ),
+    *_of(
+        "vae/exact/bands/run.py",
+        BAND_TESTS,
+        ("bands: the first worker's budget is all workers'", "over = max(peak", "over = 1 if fits else max(peak"),
+        ("bands: random numbers of each worker's own", "return drawn.clone()", "return drawn.clone().normal_()"),
+    ),
+    *_of(
+        "vae/exact/cutting/exchange.py",
+        BAND_TESTS,
+        (
+            "bands: keys and values from others are not counted",
+            "whole = sum(node.bytes - ",
+            "whole = 0 * sum(node.bytes - ",
+        ),
+    ),
+    *_of(
+        "vae/exact/bands/threads.py",
+        BAND_TESTS,
+        ("bands: a worker that fails is waited for", "            table.fail(rank)\n", "            pass\n"),
+    ),
+    *_of(
+        "host/bands/named.py",
+        BAND_TESTS,
+        ("workers: an address passes for a name", "if name not in known:", 'if name not in known and ":" not in name:'),
+        ("workers: a mistyped entry is ignored", "if key not in kinds or isinstance", "if isinstance"),
+    ),
+    *_of(
+        "host/bands/cluster.py",
+        BAND_TESTS,
+        ("workers: another version takes part", "if about[what] != own:", "if about[what] == 0:"),
+        (
+            "workers: one that died is asked again",
+            "one for one in self.workers if one not in dead",
+            "one for one in self.workers",
+        ),
+        ("workers: a cluster without a token is joined", '"RAY_AUTH_MODE": "token"', '"RAY_AUTH_MODE": "disabled"'),
+    ),
+    *_of(
+        "host/bands/gathered.py",
+        BAND_TESTS,
+        ("workers: bands lie over each other", "first += band.shape[-2]", "first += 0"),
+    ),
+    *_of(
+        "host/bands/crew.py",
+        BAND_TESTS,
+        ("workers: all get as much", "Share.of(rank, budgets, rows)", "Share.of(rank, [1.0] * len(budgets), rows)"),
+    ),
+    *_of(
+        "host/bands/sent.py",
+        BAND_TESTS,
+        (
+            "workers: the pack's own attention goes along",
+            "if isinstance(thing, AttentionInStrips):",
+            "if thing is None:",
+        ),
+    ),
+)
+
 MUTATIONS = (
     *ATTENTION, *VAE, *OFFLOAD, *MEMORY, *GRAPHS, *CORE, *MEASURE, *SAMPLING, *OVERRIDES, *CASTS, *BUDGETS, *VAES,
     *PREDICTIONS, *PLANNING, *WORKFLOWS, *SERVERS, *NODES, *COMMANDS, *TIMES, *FOLLOWED_DATA,
+    *BANDS,
 )  # fmt: skip

@@ -20,8 +20,7 @@ FIT_MODEL, FIT_VAE = 0, 1  # outputs of HeadroomFit
 VAE_NAMES = ("vae", "optional_vae", "opt_vae", "vae_opt")
 VAE_WIDGETS: dict[str, Any] = {
     "method": "auto", "vram_budget_gb": 0.0, "tile_size": 0, "overlap": 64, "feather": "cosine", "temporal_size": 0,
-    "temporal_overlap": 16, "batch_slice": 0, "store": "same", "frames_on_disk": False,
-    "workers": "",
+    "temporal_overlap": 16, "batch_slice": 0, "store": "same", "frames_on_disk": False, "workers": "",
 }  # fmt: skip
 
 

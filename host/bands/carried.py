@@ -6,7 +6,6 @@ import asyncio
 import importlib
 import importlib.util
 import os
-import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -132,5 +131,3 @@ class BandActor:
     def process(self) -> int:
         """Its number on its machine."""
         return os.getpid()
-
-

@@ -13,11 +13,11 @@ from weakref import WeakKeyDictionary
 
 import comfy.model_management
 import torch
-from comfyui_version import __version__ as comfyui_version
 from torch import Tensor
 
 from ...graph.version import pack_version
 from ...vae.exact.cutting.share import Share
+from ..core.compat import comfyui_version
 from ..core.device import GB
 from .crew import MOST_TRIES, NARROWER, CrewReport, Task, raise_unless_done, report_of, shares
 from .named import NamedCluster
@@ -107,9 +107,7 @@ class RayCrew:
         kind = {"num_gpus": 1} if gpus else {"num_cpus": 1}
         remote = self.ray.remote(self.carried.BandActor)
         actors = [
-            remote.options(**kind, max_restarts=0, scheduling_strategy="SPREAD").remote(
-                str(COMFYUI), str(PACK)
-            )
+            remote.options(**kind, max_restarts=0, scheduling_strategy="SPREAD").remote(str(COMFYUI), str(PACK))
             for _ in range(count)
         ]
         asked = [actor.about.remote() for actor in actors]
@@ -124,7 +122,7 @@ class RayCrew:
             if about.get("wrong"):
                 wrong.append(f"worker {number}: {about['wrong']}")
                 continue
-            for what, own in (("pack", pack_version()), ("comfyui", comfyui_version)):
+            for what, own in (("pack", pack_version()), ("comfyui", comfyui_version())):
                 if about[what] != own:
                     name = {"pack": "Headroom", "comfyui": "ComfyUI"}[what]
                     raise ValueError(
@@ -248,11 +246,11 @@ def _join(named: NamedCluster) -> Any:
             grpc.channel_ready_future(channel).result(timeout=TO_ANSWER)
         ray.init(f"ray://{named.address}", namespace="headroom", logging_level=logging.ERROR, log_to_driver=False)
     except (grpc.FutureTimeoutError, ConnectionError, RuntimeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = (str(error).strip().splitlines() or [""])[-1][:200]
         raise ValueError(
-            f"workers: {named.name}: no Ray cluster at {named.address} lets this server in{f' ({reason})' * bool(reason)};"
-            " start one by `RAY_AUTH_MODE=token ray start --head`, or correct the address, which has the port of"
-            " Ray's clients (10001)"
+            f"workers: {named.name}: no Ray cluster at {named.address} lets this server in"
+            f"{f' ({reason})' * bool(reason)}; start one by `RAY_AUTH_MODE=token ray start --head`, or correct the"
+            " address, which has the port of Ray's clients (10001)"
         ) from error
     return ray
 

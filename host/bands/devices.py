@@ -83,4 +83,3 @@ def _on(model: Any, device: torch.device, at: torch.device) -> Any:
 
 def _name(device: torch.device) -> str:
     return f"{device} ({device_name(device)})"
-

@@ -49,7 +49,7 @@ def _pickler() -> Any:
     """Ray's own, which knows functions that stand in others, as some of the host's modules have."""
     from ray.cloudpickle import CloudPickler
 
-    class Pickler(CloudPickler):  # type: ignore[misc]
+    class Pickler(CloudPickler):
         def __init__(self, out: io.BytesIO, tensors: list[Tensor]) -> None:
             super().__init__(out, protocol=5)
             self.tensors, self.numbers, self.held = tensors, dict[int, int](), list[Tensor]()

@@ -56,8 +56,9 @@ def computed(
     """The band of the result, or why there is none: plain values, since other processes have classes of their own.
 
     Returns:
-        ``status``: done, does_not_fit, overflow, not_exact, out_of_memory, lost, interrupted or failed; of what is done
-        ``band`` (float32, in host memory) and ``peak``, ``received``, ``strips``, ``passes``; else ``why`` or ``least``.
+        ``status``: done, does_not_fit, overflow, not_exact, out_of_memory, lost, interrupted or failed. Of what is
+        done ``band`` (float32, in host memory), ``peak``, ``received``, ``strips``, ``passes``; else ``why`` or
+        ``least``.
     """
     try:
         return _computed(model, work, share, peers, device, on_strip)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -51,6 +52,11 @@ def out_of_memory_kind() -> type[Exception]:
     """What the host raises where an allocation failed; torch's own where it has none."""
     kind: type[Exception] = getattr(comfy.model_management, "OOM_EXCEPTION", torch.OutOfMemoryError)
     return kind
+
+
+def comfyui_version() -> str:
+    """Such as "0.33.0"."""
+    return str(importlib.import_module("comfyui_version").__version__)
 
 
 def interruptions() -> tuple[type[BaseException], ...]:

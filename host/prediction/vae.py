@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...memory import Row
 from ...memory.prediction import (
-    CannotPredict,
     DOCUMENTED,
+    CannotPredict,
     Card,
     LiveBytes,
     Prediction,
@@ -50,11 +50,9 @@ class Coding:
 
     Attributes:
         vae: the VAE; a low-memory one by its settings.
-        x: latents (B, C, [T,] h, w) to decode, or pixels (B, H, W, C) to encode.
-        encodes: which of the two.
+        x: latents (B, C, [T,] h, w) to decode, or pixels (B, H, W, C) to encode (``encodes``).
         tiles: how the host's tiled nodes call the VAE; None: untiled.
-        follow: strips are followed to the byte where those that matter are few, in about a second; else their plan
-            stands, which is a bound.
+        follow: the strips that matter, if few, are followed to the byte; else their plan stands, which is a bound.
         file_budget_gb: budget of the node that decodes it straight to a file, 0 = the whole card; None: by none.
         options: of an autoencoder's own, which the host hands on to its decode.
     """
@@ -157,8 +155,7 @@ class _StandIn:
         copied.device = copied.patcher.load_device = card.device
         stand_in = cls(copied, card, workspaces)
         name_modules(copied.first_stage_model, stand_in.running)
-        volume = getattr(copied.first_stage_model, VOLUME, None)
-        if volume is not None:
+        if (volume := getattr(copied.first_stage_model, VOLUME, None)) is not None:
             volume.forward = _a_few_of(volume.forward)
         return stand_in
 

@@ -10,9 +10,11 @@ from ...memory import Row
 from ...memory.prediction import Workspaces
 from ...vae import Direction, TilePlan
 from ...vae.exact import DoesNotFit
+from ..bands.gathered import BandedPass, crew_for
+from ..bands.named import DEVICES
 from ..core.compat import device_context, show_on_node
 from ..measure.questions import coding_question
-from ..measure.runs import Following, measured
+from ..measure.runs import Following, measured, notice
 from .fallback import Fallback
 from .geometry import Geometry
 from .room import NoRoom, NotExact, Room
@@ -127,8 +129,14 @@ class Coder:
         return out
 
     def _in_bands(self, x: Tensor, row: Row) -> Tensor:
-        """A prepared input in bands of several workers."""
-        banded = self.strips.banded_pass(row)
+        """A prepared input in bands of several workers. Raises ValueError where there are none of that name."""
+        geometry, vae = self.geometry, self.geometry.vae
+        settings, weights = geometry.settings, self.room.weights()
+        if settings.workers == DEVICES:
+            self.room.make(0)
+        crew = crew_for(settings.workers, vae, settings.vram_budget_gb, weights)
+        half = settings.store == "float16" and vae.vae_dtype.itemsize > 2
+        banded = BandedPass(vae, crew, half, geometry.strip_rows(), lambda text: notice(row, text))
         out = self.strips.run(x, banded)
         row.lines += banded.describe()
         return out

@@ -45,7 +45,9 @@ class VAESettings:
         if self.method != "feathered":
             return
         if self.workers:
-            raise ValueError("workers: feathered tiles stay on one device; set method to auto or exact, or empty workers")
+            raise ValueError(
+                "workers: feathered tiles stay on one device; set method to auto or exact, or empty workers"
+            )
         for size, overlap, name, shared in (
             (self.tile_size, self.overlap, "tile_size", "overlap"),
             (self.temporal_size, self.temporal_overlap, "temporal_size", "temporal_overlap"),

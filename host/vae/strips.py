@@ -34,8 +34,7 @@ from ...vae.exact.planning.device import Figures
 from ...vae.exact.planning.remembered import remembered
 from ...vae.exact.planning.workspace import BY_RULE, ConvolutionWorkspace
 from ..attention.in_vae import attend
-from ..bands.gathered import BandedPass, crew_for
-from ..bands.named import DEVICES
+from ..bands.gathered import BandedPass
 from ..chunks.chunks import Chunks
 from ..chunks.families import strips_of
 from ..core.compat import is_out_of_memory
@@ -89,15 +88,6 @@ class StripCoder:
             plans=remembered(module),
         )
 
-    def banded_pass(self, row: Row) -> BandedPass:
-        """The same over the workers of the settings. Raises ValueError where there are none of that name."""
-        settings, weights = self.geometry.settings, self.room.weights()
-        if settings.workers == DEVICES:
-            self.room.make(0)
-        crew = crew_for(settings.workers, self.vae, settings.vram_budget_gb, weights)
-        half = settings.store == "float16" and self.vae.vae_dtype.itemsize > 2
-        return BandedPass(self.vae, crew, half, self.geometry.strip_rows(), lambda text: notice(row, text))
-
     def gathered_bytes(self, x: Tensor) -> int:
         """Bytes that the results of all slices take on the VAE's device. A single slice's is counted by the engine."""
         several = x.shape[0] > self.geometry.slice_step(x)
@@ -127,8 +117,7 @@ class ExactPass:
         vae: the host's VAE.
         budget: bytes for the work on its device, weights not counted.
         store: dtype of stored maps, None = their own.
-        rows: rows of the output in a strip, 0 = by the budget.
-        row: of the run log.
+        rows: rows of the output in a strip, 0 = by the budget. row: of the run log.
         load: has the host bring the weights, and free this many bytes beside them.
         gathered: bytes of all slices' results on the device, which the budget leaves out.
         has_frames: slices are videos of several frames, one each, which can be cut along these.

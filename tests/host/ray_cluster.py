@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import grpc
 import psutil
 
 from headroom.tools.server.server import free_port
@@ -35,23 +34,18 @@ def ray_cluster(cpus: int, comfyui: Path, pack: Path) -> Iterator[tuple[str, Pat
         "OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }  # fmt: skip
     command = [
-        str(Path(sys.executable).with_name("ray")), "start", "--head", "--block", "--node-ip-address", "127.0.0.1",
+        str(Path(sys.executable).with_name("ray")), "start", "--head", "--node-ip-address", "127.0.0.1",
         "--port", str(free_port()), "--ray-client-server-port", str(port), "--num-cpus", str(cpus), "--num-gpus", "0",
         "--include-dashboard", "false", "--object-store-memory", str(STORE), "--temp-dir", str(folder / "ray"),
         "--min-worker-port", "0", "--max-worker-port", "0", "--disable-usage-stats",
     ]  # fmt: skip
-    head = subprocess.Popen(
-        command, env=variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-    )
+    # It comes back when all is there: a client that asks earlier is turned away.
+    subprocess.run(command, env=variables, check=True, timeout=TO_START, capture_output=True)
     try:
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-            grpc.channel_ready_future(channel).result(timeout=TO_START)
         yield f"127.0.0.1:{port}", token
     finally:
         for process in processes_of(folder):  # by hand: `ray stop` would end everybody else's too
             process.kill()
-        head.kill()
-        head.wait()
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -97,7 +97,7 @@ def test_a_command_is_one(line: str, folder: Path, server: Server) -> None:
         elif module == "farm":
             assert farm_parser().parse_args(rest).command
         elif module == "pip":
-            assert rest == ["install", *extra("farm")]
+            assert rest in (["install", *extra("farm")], ["install", *extra("workers")])
         else:
             assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
         return
@@ -130,8 +130,25 @@ def test_a_request_is_answered(line: str, folder: Path, server: Server) -> None:
     assert not answer.get("error"), answer
 
 
+@pytest.mark.parametrize("line", [line for line in SHELL if line.startswith("ray ")])
+def test_a_command_of_ray_s_has_its_options(line: str) -> None:
+    """Read, not run: test_workers.py starts a cluster by the same ones."""
+    words = shlex.split(line, comments=True)
+    ray = Path(sys.executable).with_name("ray")
+    told = subprocess.run([ray, words[1], "--help"], capture_output=True, text=True, timeout=60, check=True).stdout
+    assert all(re.search(rf"{word}\b", told) for word in words if word.startswith("--"))
+
+
+def test_variables_are_read_by_somebody() -> None:
+    """What is exported before Ray starts: two names of Ray's, two that its workers look for."""
+    (line,) = (line for line in SHELL if line.startswith("export "))
+    names = {word.partition("=")[0] for word in shlex.split(line)[1:]}
+    carried = (ROOT / "host" / "bands" / "carried.py").read_text(encoding="utf-8")
+    assert names == {"RAY_AUTH_MODE", "RAY_USAGE_STATS_ENABLED", *re.findall(r'"(HEADROOM_[A-Z]+)"\) or', carried)}
+
+
 def test_there_are_no_others() -> None:
-    others = [line for line in SHELL if not line.startswith(("python3 ", "curl "))]
+    others = [line for line in SHELL if not line.startswith(("python3 ", "curl ", "ray ", "export ", "# "))]
     assert others == []
     assert len(SHELL) > 20
 

@@ -23,6 +23,10 @@ GGUF, VIDEOS = "unit/test_gguf_header.py", "unit/test_video_files.py"
 # The beginning of a line or row, and its tests.
 HELD = {
     "runs no text as code": ("unit/test_source.py::test_the_pack_runs_no_text_and_installs_nothing",),
+    "joins a Ray cluster where": (
+        "host/test_workers.py::test_an_address_is_no_name", "host/test_workers.py::test_what_the_owner_wrote",
+        "host/test_workers.py::test_another_version_is_refused_with_both", "host/test_workers.py::test_nobody_there",
+    ),
     "opens no model itself": (
         f"{HEADER}::test_what_breaks_a_rule", f"{HEADER}::test_what_is_no_safetensors_file",
         f"{HEADER}::test_a_name_that_promises_another_format", f"{GGUF}::test_what_breaks_a_rule",

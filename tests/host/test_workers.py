@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -14,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import comfy.model_management as model_management
+import numpy as np
 import pytest
 import torch
+from PIL import Image
+from safetensors.torch import load
 from torch import Tensor
 
 from headroom.host.bands import cluster as cluster_module
@@ -25,8 +29,10 @@ from headroom.host.bands.devices import DeviceCrew
 from headroom.host.bands.named import DEVICES, cluster_named, workers_path
 from headroom.host.bands.packed import packed, unpacked
 from headroom.host.bands.sent import SentModule, put_together, taken_apart
-from headroom.host.vae import strips
+from headroom.host.vae import coding
 from headroom.host.vae.fallback import BudgetTooSmall
+from headroom.tools.server.client import Client, PromptFailed, Result, Workflow
+from headroom.tools.server.server import Server
 
 from ..nightly import some_of
 from .autoencoders import AUTOENCODERS
@@ -34,9 +40,15 @@ from .conftest import ENVIRONMENT
 from .families import psnr
 from .ray_cluster import ray_cluster
 from .test_exact_vae import decoded, exact, goes_its_own_way, input_of, last_lines, last_row, run, stock
+from .workflows import ATTENTION, node, text_to_image
 
 ROOT = Path(__file__).parents[2]
 NAME, WORKERS = "desk", 3
+ON_MODEL: dict[str, dict[str, Any]] = {
+    "HeadroomCast": {"storage": "float8_e4m3fn_scaled", "compute": "auto", "skip": "auto"},
+    "HeadroomOffload": {"vram_budget_gb": 0.01, "granularity": "auto"},
+    "HeadroomAttention": ATTENTION | {"backend": "sliced"},
+}
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -135,19 +147,20 @@ def test_cancel_ends_all_of_them(crew: RayCrew) -> None:
 
 def test_a_budget_that_is_too_small_is_said_before_any_work(desk: dict[str, Any]) -> None:
     weights = sum(one.nbytes for one in AUTOENCODERS["sd"].load().first_stage_model.parameters())
-    write(**{NAME: {**desk, "budget_gb": (weights + 1e5) / 2**30}})
+    write(**{NAME: {**desk, "workers": 1, "budget_gb": (weights + 1e5) / 2**30}})
     with pytest.raises(BudgetTooSmall, match="needs at least"):
         decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
 
 
 def test_another_version_is_refused_with_both(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    write(**{NAME: {**desk, "budget_gb": 2}})
+    write(**{NAME: {**desk, "workers": 1}})
     monkeypatch.setattr(cluster_module, "pack_version", lambda: "0.0.1")
     with pytest.raises(ValueError, match=r"has Headroom \d+\.\d+\.\d+, this server 0\.0\.1; install the same"):
         decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
 
 
-def test_nobody_there(desk: dict[str, Any]) -> None:
+def test_nobody_there(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_module, "TO_ANSWER", 1.0)
     write(**{NAME: {**desk, "address": "127.0.0.1:9"}})
     with pytest.raises(ValueError, match=r"no Ray cluster at 127\.0\.0\.1:9 lets this server in.*ray start --head"):
         decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
@@ -212,13 +225,73 @@ def test_every_kind_arrives_whole(name: str) -> None:
     assert torch.equal(arrived.decode(x), expected)
 
 
+def picture_of(client: Client, result: Result) -> Image.Image:
+    return Image.open(io.BytesIO(client.image(result.outputs["7"]["images"][0])))
+
+
+class TestOverHttp:
+    """In a running ComfyUI, whose owner has named the cluster."""
+
+    @pytest.fixture(autouse=True)
+    def _named(self, server: Server, desk: dict[str, Any]) -> None:
+        for crew in list(cluster_module._joined.values()):  # its processes would leave none to the server
+            crew.leave()
+        cluster_module._joined.clear()
+        path = server.base / "user" / "headroom" / "workers.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({NAME: desk}), encoding="utf-8")
+
+    @staticmethod
+    def graph(**on_model: bool) -> Workflow:
+        """Low-Memory VAE before the stock decode and an encode of what it gives; nodes of ours on the MODEL."""
+        graph = text_to_image(side=192)
+        graph["20"] = node("HeadroomVAE", vae=["1", 2], method="exact", workers=NAME)
+        model: list[Any] = ["1", 0]
+        for number, (kind, inputs) in enumerate(ON_MODEL.items(), 30):
+            if on_model.get(kind):
+                graph[str(number)] = node(kind, model=model, **inputs)
+                model = [str(number), 0]
+        graph["5"]["inputs"]["model"] = model
+        graph["6"] = node("VAEDecode", samples=["5", 0], vae=["20", 0])
+        graph["12"] = node("VAEEncode", pixels=["6", 0], vae=["20", 0])
+        graph["13"] = node("SaveLatent", samples=["12", 0], filename_prefix="latents/encoded")
+        graph["11"] = node("HeadroomReport", anything=["6", 0])
+        return graph
+
+    @pytest.mark.parametrize("kind", some_of(["all", "", "HeadroomAttention", "HeadroomCast", "HeadroomOffload"], 5))
+    def test_behind_our_other_nodes(self, client: Client, kind: str) -> None:
+        """Attention slicing, casting and offload work on the MODEL: the same picture as with one device's strips."""
+        kinds = dict.fromkeys(ON_MODEL, True) if kind == "all" else {kind: True}
+        over, alone = self.graph(**kinds), self.graph(**kinds)
+        alone["20"]["inputs"].pop("workers")
+        over["11"]["inputs"]["anything"] = ["12", 0]
+        result, expected = client.run(over), client.run(alone)
+        pictures = [np.asarray(picture_of(client, one)).astype(int) for one in (result, expected)]
+        assert np.abs(pictures[0] - pictures[1]).max() <= 1
+        latents = [load(client.latent(one.outputs["13"]["latents"][0]))["latent_tensor"] for one in (result, expected)]
+        assert psnr(*latents) >= 100, "of pixels that were rounded alike"
+        assert f"bands of {WORKERS} workers" in result.outputs["11"]["text"][0]
+
+    def test_a_name_that_the_owner_did_not_write(self, client: Client) -> None:
+        graph = self.graph()
+        graph["20"]["inputs"]["workers"] = "10.0.0.7:10001"
+        with pytest.raises(PromptFailed, match="this server has no workers of the name"):
+            client.run(graph)
+
+    def test_an_estimate_says_that_it_is_not_predicted(self, client: Client) -> None:
+        found = client.post("/headroom/estimate", {"prompt": self.graph()})
+        predicted = {stage["work"]: stage["predicted"] for stage in found["stages"]}
+        assert predicted == {"text": True, "sampling": True, "decode": False, "encode": False}
+        assert "not a prediction: the bands of several workers are planned by them, when they begin" in found["text"]
+
+
 class TestDevices:
     """This machine's own: threads, here with a CPU for each."""
 
     @pytest.mark.parametrize("budgets", [(1e9,), (1e9, 1e9), (1e9, 3e9, 2e9)])
     @pytest.mark.parametrize("way", ["decode", "encode"])
     def test_bands_by_their_bytes(self, way: str, budgets: tuple[float, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(strips, "crew_for", lambda *given: DeviceCrew([CPU] * len(budgets), budgets))
+        monkeypatch.setattr(coding, "crew_for", lambda *given: DeviceCrew([CPU] * len(budgets), budgets))
         alone = run(exact("sd", tile_size=16), way, input_of("sd", way))
         result = run(exact("sd", workers=DEVICES, tile_size=16), way, input_of("sd", way))
         assert psnr(result, alone) >= 128
@@ -231,18 +304,18 @@ class TestDevices:
         assert psnr(result, decoded(exact("sd", tile_size=16), input_of("sd", "decode"))) >= 130
 
     def test_cancel(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(strips, "crew_for", lambda *given: DeviceCrew([CPU] * 3, [1e9] * 3))
+        monkeypatch.setattr(coding, "crew_for", lambda *given: DeviceCrew([CPU] * 3, [1e9] * 3))
         model_management.interrupt_current_processing(True)
         with pytest.raises(model_management.InterruptProcessingException):
             decoded(exact("sd", workers=DEVICES, tile_size=16), input_of("sd", "decode"))
 
     def test_what_does_not_fit(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(strips, "crew_for", lambda *given: DeviceCrew([CPU] * 2, [1e5, 1e5]))
+        monkeypatch.setattr(coding, "crew_for", lambda *given: DeviceCrew([CPU] * 2, [1e5, 1e5]))
         with pytest.raises(BudgetTooSmall):
             decoded(exact("sd", workers=DEVICES), input_of("sd", "decode"))
 
     def test_a_failure_is_told_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(strips, "crew_for", lambda *given: DeviceCrew([CPU] * 2, [1e9, 1e9]))
+        monkeypatch.setattr(coding, "crew_for", lambda *given: DeviceCrew([CPU] * 2, [1e9, 1e9]))
 
         def fail(*given: Any, **named: Any) -> None:
             raise OSError("no such thing")

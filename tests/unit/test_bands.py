@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -224,7 +225,7 @@ class TestAttention:
         truth = nn.functional.scaled_dot_product_attention(q.double() * 30, k.double(), v.double())
         share = Share.of(0, [1.0, 2.0, 1.0], 8)
         cuts = [5 * border for border in share.cuts]
-        parts = [Parts([_gift(x[..., a:b, :]) for a, b in zip(cuts, cuts[1:])]) for x in (k, v)]
+        parts = [Parts([_gift(x[..., a:b, :]) for a, b in pairwise(cuts)]) for x in (k, v)]
         out = AttendBands(lambda *given: pytest.fail("not by parts"), share)(q * 30, *parts, None)
         assert out.dtype is dtype
         assert error_of(out, truth) <= {8: 1e-13, 4: 1e-5, 2: 2e-2}[dtype.itemsize]
@@ -242,7 +243,7 @@ class TestShares:
             spans = [share.rows(rows) for share in Share.of(0, weights, grain).every()]
             assert spans[0][0] == 0
             assert spans[-1][1] == rows
-            assert all(end == start for (_, end), (start, _) in zip(spans, spans[1:]))
+            assert all(end == start for (_, end), (start, _) in pairwise(spans))
 
     def test_borders_are_the_same_places_at_every_height(self) -> None:
         share = Share.of(1, [1, 1, 1], 16)

@@ -30,7 +30,12 @@ FLOORS = (
     {"server"},
 )
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-BESIDE = {("casting", "sampling"), ("vae", "attention"), ("vae", "bands"), ("bands", "attention")}  # arrows between rooms of one floor
+BESIDE = {
+    ("casting", "sampling"),
+    ("vae", "attention"),
+    ("vae", "bands"),
+    ("bands", "attention"),
+}  # arrows between rooms of one floor
 MOST_IN_A_ROOM = 10
 MOST_LINES, MOST_METHODS = 300, 20
 

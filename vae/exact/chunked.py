@@ -20,7 +20,7 @@ from .running.carried import Carried, carried
 # The first chunk finds no cache, the second a short one; Wan 2.1's encoder takes two of these for a latent frame, and
 # what it keeps has its full length after the sixth.
 ALIKE = 7
-Share = tuple[float, float]
+Portion = tuple[float, float]
 
 
 class ChunkedRun(PartsRun):
@@ -41,7 +41,7 @@ class ChunkedRun(PartsRun):
         share: of the whole work, where the present chunk begins and ends; what :attr:`on_strip` is told is within it.
     """
 
-    share: Share = (0.0, 1.0)
+    share: Portion = (0.0, 1.0)
     most: int | None = None  # chunks that are run; None = all
     told = 0.0  # share of the work that was told of last
     given = 0  # frames of the whole result
@@ -114,7 +114,7 @@ class ChunkedRun(PartsRun):
             if self.parking is not None:
                 self.parking.close()
 
-    def _of_all(self, work: ModulePart, x: Tensor, share: Share, result: PlaceOf | None = None) -> list[Tensor]:
+    def _of_all(self, work: ModulePart, x: Tensor, share: Portion, result: PlaceOf | None = None) -> list[Tensor]:
         """A part of the module that sees all frames, cut along rows or, where nothing fits so, along frames.
 
         Args:

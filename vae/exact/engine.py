@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from .cutting.passes import Analysis, Pass
+from .cutting.share import WHOLE
 from .explain import explanation
 from .operations.graph import Need, Node, ancestors
 from .operations.leaves import Held
@@ -92,6 +93,8 @@ class ExactRun:
             and reads again; None: in memory only.
     """
 
+    band = WHOLE  # the rows of every map that are computed
+
     def __init__(
         self,
         budget: float = float("inf"),
@@ -128,13 +131,10 @@ class ExactRun:
             lambda node: own._materialise(node),
             lambda pairs: own._write_into(pairs),
             apply,
-            self._attention(attend),
+            attend,
             owned,
             PLACES[along],
         )
-
-    def _attention(self, attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return attend
 
     def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """``module(x, *args, **kwargs)`` for a (B, C, [T,] H, W) tensor, its rows in strips.
@@ -230,15 +230,12 @@ class ExactRun:
             if allocated and isinstance(out, Tensor) and out.device.type in (device.type, "meta")
         ]
         beside = [*made, *self.beside, *self.recorder.made]
-        schedule = self._schedule(self._planner(analysis, device, beside))
+        schedule = self._schedule(Planner(analysis, device, beside, self.figures, self.on_search, self.band))
         self.report.schedules.append(schedule)
         self.report.in_file |= self.far is not None and device.type == "cpu" and schedule.choice.outside
         self.on_plan(schedule)
         self._run(schedule, pairs, device)
         return schedule
-
-    def _planner(self, analysis: Analysis, device: torch.device, beside: Sequence[int]) -> Planner:
-        return Planner(analysis, device, beside, self.figures, self.on_search)
 
     def _schedule(self, planner: Planner) -> Schedule:
         search = Search(planner, self.budget, self.store, self.rows, self.far is not None)
@@ -281,14 +278,8 @@ class ExactRun:
         finally:
             passes.close()
 
-    def _passes(
-        self,
-        schedule: Schedule,
-        pairs: Sequence[tuple[Node, Target]],
-        device: torch.device,
-        far: Callable[[int], Tensor] | None,
-    ) -> PassRunner:
-        return PassRunner(self.remains, schedule, pairs, device, far)
+    def _passes(self, *given: Any) -> PassRunner:
+        return PassRunner(self.remains, *given)
 
     def _progress(
         self, one: Pass, of_strip: float, done: float, schedule: Schedule, pairs: Sequence[tuple[Node, Target]]

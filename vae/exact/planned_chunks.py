@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .chunked import ALIKE, ChunkedRun, Share
+from .chunked import ALIKE, ChunkedRun, Portion
 from .engine import PLACES, DoesNotFit
 from .operations.graph import Node
 from .operations.leaves import Held
@@ -34,7 +34,7 @@ class PlannedChunks(PlannedRun, ChunkedRun):
         if self.least:
             raise DoesNotFit(self.least)
 
-    def _of_all(self, work: ModulePart, x: Tensor, share: Share, result: PlaceOf | None = None) -> list[Tensor]:
+    def _of_all(self, work: ModulePart, x: Tensor, share: Portion, result: PlaceOf | None = None) -> list[Tensor]:
         before, tried, there = self.least, list[int](), self._beside()
         self.far = self.hold if self.holds_on_disk else None
         for place in PLACES.values():

@@ -38,13 +38,13 @@ class BandPasses(PassRunner):
 
     def __init__(self, share: Share, peers: Peers, steps: Iterator[int], *others: Any) -> None:
         super().__init__(*others)
-        self.share, self.peers, self.steps = share, peers, steps
+        self.band, self.peers, self.steps = share, peers, steps
 
     def prepare(self, one: Pass, windows: Windows) -> None:
         """Takes from the other workers the rows beside the band that the pass reads, and the bands of what it wants
         whole, and gives them theirs."""
         step = next(self.steps)
-        exchange = Exchange(one, self.share, {node for node in _read(one) if banded(node)})
+        exchange = Exchange(one, self.band, {node for node in _read(one) if banded(node)})
         for moved in exchange.gives:
             leaf = _leaf(moved.node)
             rows = leaf.held.read(moved.first - leaf.first, moved.stop - leaf.first)
@@ -52,30 +52,28 @@ class BandPasses(PassRunner):
             self.peers.give(key, [rows.clone(memory_format=torch.contiguous_format)], [moved.rank])
         for node in exchange.maps:
             _leaf(node).held.rest()
-        readers = [rank for rank in self.share.others if rank in exchange.busy]
+        readers = [rank for rank in self.band.others if rank in exchange.busy]
         for place, node in enumerate(exchange.whole):
-            if self.share.height(node) and readers:
+            if self.band.height(node) and readers:
                 self.peers.give((step, "whole", place), [_tensor(node)], readers)
         for moved in exchange.takes:
             (rows,) = self.peers.take((step, exchange.maps.index(moved.node)), moved.rank)(moved.node.device)
             _leaf(moved.node).beside.append((moved.first, moved.stop, rows))
-        if self.share.rank in exchange.busy:
+        if self.band.rank in exchange.busy:
             for place, node in enumerate(exchange.whole):
                 _leaf(node).parts = Parts(list(self._bands(node, (step, "whole", place))))
 
     def merge(self, gathered: Mapping[tuple[Node, int], Moments]) -> None:
         step = next(self.steps)
-        own = {
-            key: torch.stack(moments.merge()).cpu() for key, moments in gathered.items() if self.share.height(key[0])
-        }
+        own = {key: torch.stack(moments.merge()).cpu() for key, moments in gathered.items() if self.band.height(key[0])}
         for place, key in enumerate(gathered):
             if key in own:
-                self.peers.give((step, place), [own[key]], self.share.others)
+                self.peers.give((step, place), [own[key]], self.band.others)
         for place, ((node, groups), moments) in enumerate(gathered.items()):
-            filled = [share for share in self.share.every() if share.height(node)]
+            filled = [share for share in self.band.every() if share.height(node)]
             parts = [
                 own[node, groups]
-                if share.rank == self.share.rank
+                if share.rank == self.band.rank
                 else self.peers.take((step, place), share.rank)(HOST)[0]
                 for share in filled
             ]
@@ -83,21 +81,20 @@ class BandPasses(PassRunner):
             moments.merge_bands(counts, parts, torch.empty(0, dtype=statistics_dtype(node), device=node.device))
 
     def _stored(self, node: Node) -> tuple[Leaf, Taker]:
-        rows = own_rows(node, self.share)
+        rows = own_rows(node, self.band)
         store = make_store(node, self.choice, self.kernels, self.pages, self.parking, rows)
-        leaf = Banded(node, store, self.share, self.kernels)
+        leaf = Banded(node, store, self.band, self.kernels)
         return leaf, lambda first, slab, own: store.append(first - leaf.first, slab, own)
 
     def _whole(self, node: Node) -> tuple[Leaf, Taker]:
-        band = node.empty(self.share.height(node))
-        leaf = Banded(node, Held(band, node.rows.dim, node.rows.unit), self.share, self.kernels)
+        band = node.empty(self.band.height(node))
+        leaf = Banded(node, Held(band, node.rows.dim, node.rows.unit), self.band, self.kernels)
         return leaf, into(band, node, leaf.first)
 
     def _bands(self, node: Node, key: Any) -> Iterator[Gift]:
-        for share in self.share.every():
-            if share.rank == self.share.rank:
-                band = _tensor(node)
-                yield lambda device: [band]
+        for share in self.band.every():
+            if share.rank == self.band.rank:
+                yield _here(_tensor(node))
             elif share.height(node):
                 yield self.peers.take(key, share.rank)
 
@@ -118,6 +115,10 @@ def _tensor(node: Node) -> Tensor:
     held = _leaf(node).held.whole(node)
     assert held is not None, "what is wanted whole is kept as a tensor"
     return held
+
+
+def _here(band: Tensor) -> Gift:
+    return lambda device: [band]
 
 
 def numbered() -> Iterator[int]:

@@ -27,9 +27,9 @@ class PlannedBand(PlannedRun, BandRun):
         for one in schedule.passes:
             for node, purpose in one.targets:
                 if purpose in ("stored", "whole"):
-                    band = torch.empty(node.slab_shape(self.share.height(node)), dtype=node.dtype, device="meta")
+                    band = torch.empty(node.slab_shape(self.band.height(node)), dtype=node.dtype, device="meta")
                     held = Held(band, node.rows.dim, node.rows.unit)
-                    node.become(Banded(node, held, self.share, Kernels(device)))
+                    node.become(Banded(node, held, self.band, Kernels(device)))
                 elif purpose not in OUTPUTS:
                     groups = groups_of(purpose)
                     self.remains.statistics[node, groups] = statistics_of(node, groups)
@@ -38,4 +38,4 @@ class PlannedBand(PlannedRun, BandRun):
 
     def _complete(self, pairs: Sequence[tuple[Node, Tensor]]) -> None:
         for node, _ in pairs:
-            self.report.received += node.bytes - self.share.bytes_of(node)
+            self.report.received += node.bytes - self.band.bytes_of(node)

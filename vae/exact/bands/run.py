@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..cutting.exchange import exchanged
-from ..cutting.passes import Analysis
 from ..cutting.share import Share
-from ..engine import DoesNotFit, ExactRun
+from ..engine import DoesNotFit, ExactRun, attend
 from ..operations.graph import Node, Rows
 from ..operations.leaves import Held
 from ..planning.choice import PlannedBefore
@@ -19,7 +18,7 @@ from ..planning.planner import Planner
 from ..planning.schedule import Schedule
 from ..planning.search import Search
 from ..recording.record import Recorded, Recorder
-from ..runner import PassRunner, Target, into
+from ..runner import PassRunner, into
 from ..running.banded import Banded, banded
 from ..running.kernels import Kernels
 from .attend import AttendBands
@@ -46,9 +45,11 @@ class BandRun(ExactRun):
 
     height: int | None = None
 
-    def __init__(self, share: Share, peers: Peers, *others: Any, **named: Any) -> None:
-        self.share, self.peers, self.steps = share, peers, numbered()
-        super().__init__(*others, **named)
+    def __init__(
+        self, share: Share, peers: Peers, *others: Any, attend: Callable[..., Tensor] = attend, **named: Any
+    ) -> None:
+        self.band, self.peers, self.steps = share, peers, numbered()
+        super().__init__(*others, **named, attend=AttendBands(attend, share))
         self.recorder.random = self._random  # type: ignore[method-assign]
 
     def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -64,15 +65,15 @@ class BandRun(ExactRun):
         node = self._record(module, x, *args, **kwargs)
         if isinstance(node, Tensor):
             # The module put it together itself, of maps that every worker was given whole.
-            first, stop = self.share.rows(node.shape[-2])
+            first, stop = self.band.rows(node.shape[-2])
             band = node[..., first:stop, :]
             return band if self.out_dtype is None else band.to(self.out_device, self.out_dtype)
         dtype, device = self.out_dtype or node.dtype, self.out_device or node.device
         on = node.device if self._gathers(node, device) else device
-        band = self.new(node.slab_shape(self.share.height(node)), dtype, on)
+        band = self.new(node.slab_shape(self.band.height(node)), dtype, on)
         given, self.beside = self.beside, [*self.beside, band.nbytes] if on.type == node.device.type else self.beside
         try:
-            self._execute([(node, into(band, node, self.share.of_node(node)[0]))], allocated=True)
+            self._execute([(node, into(band, node, self.band.of_node(node)[0]))], allocated=True)
         finally:
             self.beside = given
         self.close()
@@ -84,7 +85,7 @@ class BandRun(ExactRun):
         shape = (*x.shape[:-2], self.height, x.shape[-1])
         dim = x.ndim - 2
         node = Node(Held(x, dim), (), shape, x.dtype, x.device, Rows(dim, self.height))
-        node.op = Banded(node, Held(x, dim), self.share, Kernels(x.device))
+        node.op = Banded(node, Held(x, dim), self.band, Kernels(x.device))
         return Recorded(node, self.recorder)
 
     def _materialise(self, node: Node) -> Tensor:
@@ -103,45 +104,39 @@ class BandRun(ExactRun):
         """Gives every worker the bands of the others."""
         step = next(self.steps)
         for place, (node, out) in enumerate(pairs):
-            first, stop = self.share.of_node(node)
+            first, stop = self.band.of_node(node)
             if first < stop:
                 rows = node.cut(out, first, stop - first).clone(memory_format=torch.contiguous_format)
-                self.peers.give((step, place), [rows], self.share.others)
+                self.peers.give((step, place), [rows], self.band.others)
         for place, (node, out) in enumerate(pairs):
-            for rank in self.share.others:
-                first, stop = self.share.rows(node.rows.count, rank)
+            for rank in self.band.others:
+                first, stop = self.band.rows(node.rows.count, rank)
                 if first < stop:
                     (rows,) = self.peers.take((step, place), rank)(node.device)
                     self.report.received += rows.nbytes
                     node.cut(out, first, stop - first).copy_(rows)
-
-    def _attention(self, attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        return AttendBands(attend, self.share)
 
     def _random(self, name: str, *shape: Any, **options: Any) -> Tensor:
         """Random numbers, which the first worker draws for all."""
         if not self.recorder.draws:
             return Recorder.random(self.recorder, name, *shape, **options)
         key = (next(self.steps), "random")
-        if self.share.rank == 0:
+        if self.band.rank == 0:
             drawn = getattr(torch, name)(*shape, **options)
-            self.peers.give(key, [drawn], self.share.others)
+            self.peers.give(key, [drawn], self.band.others)
             return drawn
         like = getattr(torch, name)(0, **{k: v for k, v in options.items() if k != "generator"})
         (drawn,) = self.peers.take(key, 0)(like.device)
         self.report.received += drawn.nbytes
         return drawn.clone()
 
-    def _planner(self, analysis: Analysis, device: torch.device, beside: Sequence[int]) -> Planner:
-        return Planner(analysis, device, beside, self.figures, self.on_search, self.share)
-
     def _schedule(self, planner: Planner) -> Schedule:
         """What the first worker finds for its own band, within less where that does not fit another."""
         budgets, within = self._told(self.budget), self.budget
         schedule: Schedule | None = None
-        for number in range(TRIES):
+        for _ in range(TRIES):
             fits = True
-            if self.share.rank == 0:
+            if self.band.rank == 0:
                 schedule, fits = Search(planner, within, self.store, self.rows, self.far is not None).run()
                 self._send((planner.remember(schedule.choice), fits))
             else:
@@ -157,27 +152,25 @@ class BandRun(ExactRun):
         if over > 1:
             raise DoesNotFit(max(peaks))
         in_bands = {node for node in planner.analysis.nodes if banded(node)}
-        self.report.received += exchanged(schedule.passes, self.share, in_bands)
+        self.report.received += exchanged(schedule.passes, self.band, in_bands)
         return schedule
 
     def _told(self, mine: Any) -> list[Any]:
         """A value of every worker's."""
         step = next(self.steps)
-        self.peers.give((step, "told"), [mine], self.share.others)
+        self.peers.give((step, "told"), [mine], self.band.others)
         cpu = torch.device("cpu")
         return [
-            mine if rank == self.share.rank else self.peers.take((step, "told"), rank)(cpu)[0]
-            for rank in range(self.share.workers)
+            mine if rank == self.band.rank else self.peers.take((step, "told"), rank)(cpu)[0]
+            for rank in range(self.band.workers)
         ]
 
     def _send(self, found: tuple[PlannedBefore, bool]) -> None:
-        self.peers.give((next(self.steps), "plan"), [found], self.share.others)
+        self.peers.give((next(self.steps), "plan"), [found], self.band.others)
 
     def _sent(self) -> tuple[PlannedBefore, bool]:
         found: tuple[PlannedBefore, bool] = self.peers.take((next(self.steps), "plan"), 0)(torch.device("cpu"))[0]
         return found
 
-    def _passes(
-        self, schedule: Schedule, pairs: Sequence[tuple[Node, Target]], device: torch.device, far: Any
-    ) -> PassRunner:
-        return BandPasses(self.share, self.peers, self.steps, self.remains, schedule, pairs, device, far)
+    def _passes(self, *given: Any) -> PassRunner:
+        return BandPasses(self.band, self.peers, self.steps, self.remains, *given)

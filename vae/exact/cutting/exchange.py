@@ -16,7 +16,7 @@ from .passes import Pass
 from .share import Share
 from .windows import Windows
 
-Span = tuple[int, int]
+RowSpan = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Exchange:
         self.whole = list(_wanted_whole(one, in_bands))
 
     @cached_property
-    def reach(self) -> Sequence[Mapping[Node, Span]]:
+    def reach(self) -> Sequence[Mapping[Node, RowSpan]]:
         """What each worker reads of each map."""
         return [Windows(self.one, 1, share).reach() for share in self.share.every()]
 
@@ -122,7 +122,7 @@ def _wanted_whole(one: Pass, in_bands: Collection[Node]) -> Iterator[Node]:
     yield from (node for node in dict.fromkeys(sources) if node in in_bands)
 
 
-def _moved(node: Node, rank: int, wanted: Span | None, there: Span) -> Iterator[Moved]:
+def _moved(node: Node, rank: int, wanted: RowSpan | None, there: RowSpan) -> Iterator[Moved]:
     if wanted is not None:
         first, stop = max(wanted[0], there[0]), min(wanted[1], there[1])
         if first < stop:

@@ -122,7 +122,7 @@ class CountedPass:
         held = {node for node in one.read if node in layouts or banded(node)}
         exchange = Exchange(one, share, held)
         self.given = [self.kernels.slab(moved.bytes, 1) for moved in exchange.gives]
-        made = {node: Banded(node, leaf, share, self.kernels) if node in held else leaf for node, leaf in leaves.items()}
+        made = dict(leaves) | {node: Banded(node, leaves[node], share, self.kernels) for node in held}
         for moved in exchange.takes:
             rows = self.kernels.slab(moved.bytes, moved.stop - moved.first)
             made[moved.node].beside.append((moved.first, moved.stop, rows))

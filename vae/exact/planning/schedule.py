@@ -94,7 +94,8 @@ class Course:
     def add(self, one: Pass, cost: PassCost) -> None:
         """Follows the next pass to its end."""
         touched = {*(node for node in one.read if node in self.layouts), *one.stored}
-        whole = sum(self.figures.block(self.share.bytes_of(node)) for node, purpose in one.results if purpose == "whole")
+        wholes = [self.share.bytes_of(node) for node, purpose in one.results if purpose == "whole"]
+        whole = sum(map(self.figures.block, wholes))
         self.peaks.append(self.beside + whole + _bytes_but(touched, self.device) + cost.peak)
         self.host_peak = max(self.host_peak, _bytes_but(touched, self.host) + cost.host_peak)
         self.costs.append(cost)
