@@ -80,6 +80,7 @@ class Banded(Leaf):
         self.beside.clear()
         self.parts = None
         self.held.free()
+        self.held = Leaf()  # not the tensor, which would stay as long as this and its node hold each other
 
 
 def own_rows(node: Node, share: Share) -> Node:

@@ -1,0 +1,106 @@
+"""Bands of several workers on an emulated card: the result, the bytes of each worker, and that nothing races.
+
+There is one card: the workers are threads that share it, and each is measured by itself afterwards, given what the
+others had given it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headroom.vae.exact.bands.peers import Peers
+from headroom.vae.exact.bands.run import BandRun
+from headroom.vae.exact.bands.threads import ThreadPeers, together
+from headroom.vae.exact.cutting.share import Share
+
+from ..unit.test_bands import Everything
+from ..unit.test_exact_vae import error_of
+from .conftest import Card
+from .test_strips import FIGURES, Case, slow
+
+HALO = 0.06  # of what one device plans: rows of other workers
+
+
+@pytest.fixture(autouse=True)
+def _no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+@pytest.fixture(params=["decode", "encode"])
+def case(card: Card, request: pytest.FixtureRequest) -> Case:
+    slow(card)
+    return Case(card, request.param)
+
+
+class Keeping(ThreadPeers):
+    """Keeps what is given, for a worker that runs by itself later."""
+
+    def __init__(self, peers: ThreadPeers, given: dict[Any, Sequence[Any]]) -> None:
+        super().__init__(peers.table, peers.rank)
+        self.kept = given
+
+    def give(self, key: Hashable, things: Sequence[Any], to: Sequence[int]) -> None:
+        copies = [thing.cpu() if isinstance(thing, Tensor) else thing for thing in things]
+        self.kept.update({(self.rank, other, key): copies for other in to})
+        super().give(key, things, to)
+
+
+class FromHost(Everything):
+    """The same, brought to the card when it is wanted."""
+
+    def take(self, key: Hashable, of: int) -> Any:
+        things = self.given[of, self.rank, key]
+        return lambda device: [thing.to(device) if isinstance(thing, Tensor) else thing for thing in things]
+
+
+def of_worker(case: Case, rank: int, workers: int, peers: Peers, budget: float) -> tuple[Tensor, BandRun]:
+    share = Share.of(rank, [1.0] * workers, case.x.shape[-2])
+    run = BandRun(share, peers, budget, owned=list(case.module.parameters()), figures=FIGURES)
+    run.height = case.x.shape[-2]
+    first, stop = share.rows(case.x.shape[-2])
+    return run.run(case.module, case.x[..., first:stop, :]), run
+
+
+@pytest.mark.parametrize("workers", [2, 3])
+def test_each_within_its_share(case: Case, workers: int) -> None:
+    single = case.run(1.15 * case.largest)[3].peak
+    budget = single / workers + HALO * single
+    given: dict[Any, Sequence[Any]] = {}
+    made = together(lambda rank, peers: of_worker(case, rank, workers, Keeping(peers, given), budget), workers)
+    assert error_of(torch.cat([band.cpu() for band, _ in made], -2), case.truth) <= case.allowed
+    planned = [run.report.peak for _, run in made]
+    del made
+    for rank in range(workers):
+        torch.cuda.synchronize()
+        gc.collect()
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+        case.card.reset()
+        of_worker(case, rank, workers, FromHost(given, rank), budget)
+        torch.cuda.synchronize()
+        peak = torch.cuda.memory_stats()["requested_bytes.all.peak"] - before
+        assert peak <= planned[rank] <= budget
+        assert peak >= 0.9 * planned[rank]
+
+
+def test_nothing_races(case: Case) -> None:
+    """A worker on a card whose kernels run as late as they may; maps lie in host memory too."""
+    given: dict[Any, Sequence[Any]] = {}
+    budget = 0.35 * case.largest
+    made = together(lambda rank, peers: of_worker(case, rank, 2, Keeping(peers, given), budget), 2)
+    expected = [band.cpu() for band, _ in made]
+    assert any(run.report.host_peak for _, run in made), "copies beside the computation are what may race"
+    slow(case.card, races=True, lazy=True)
+    for rank in range(2):
+        case.card.reset()
+        band = of_worker(case, rank, 2, FromHost(given, rank), budget)[0].cpu()
+        torch.cuda.synchronize()
+        assert case.card.races == []
+        assert torch.equal(band, expected[rank])
