@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -28,6 +29,7 @@ PACK = Path(__file__).parents[2]
 COMFYUI = Path(comfy.model_management.__file__).parents[1]
 LOOK_EVERY = 0.1  # seconds between looks at progress and cancel
 TO_ANSWER = 10.0  # seconds that the cluster itself may take for a small thing
+KNOCKS = 4  # at a cluster that turns us away
 TO_BEGIN = 180.0  # seconds that a worker may take to import its ComfyUI
 _joined: dict[NamedCluster, RayCrew] = {}
 
@@ -60,10 +62,25 @@ class RayCrew:
 
         self.ray.cloudpickle.register_pickle_by_value(carried)
         self.carried = carried
-        self.workers = list(self._begun())
+        self.workers: list[RayWorker] = []
+        try:
+            self.workers += self._begun()
+        except BaseException:
+            self.leave()
+            raise
 
     def compute(self, task: Task) -> tuple[list[Tensor], CrewReport]:
         """As :meth:`.crew.Crew.compute`. A worker that dies is left out, and its band computed by the others."""
+        try:
+            return self._computed(task)
+        except (ConnectionError, self.ray.exceptions.GetTimeoutError) as error:
+            self.workers.clear()  # whoever asks next joins anew
+            raise RuntimeError(
+                f"workers: the Ray cluster of {self.named.name} does not answer any more; see `ray status` at"
+                f" {self.named.address}, then queue again"
+            ) from error
+
+    def _computed(self, task: Task) -> tuple[list[Tensor], CrewReport]:
         narrowed: dict[int, float] = {}
         for _ in range(MOST_TRIES + len(self.workers)):
             crew = list(self.workers)
@@ -82,7 +99,7 @@ class RayCrew:
             short = [place for place, answer in enumerate(answers) if answer["status"] == "out_of_memory"]
             for place in short:
                 narrowed[id(crew[place])] = NARROWER * narrowed.get(id(crew[place]), 1.0)
-            if short and len(narrowed) and min(narrowed.values()) > NARROWER**MOST_TRIES:
+            if short and min(narrowed.values()) > NARROWER**MOST_TRIES:
                 task.notice(f"{crew[short[0]].name} ran out of memory: tried again with a lower band")
                 continue
             raise_unless_done([one.name for one in crew], answers)
@@ -111,7 +128,7 @@ class RayCrew:
             for _ in range(count)
         ]
         asked = [actor.about.remote() for actor in actors]
-        self.ray.wait(asked, num_returns=count, timeout=TO_BEGIN)
+        self._wait_for(asked)
         wrong, there = list[str](), 0
         for number, (actor, question) in enumerate(zip(actors, asked), 1):
             try:
@@ -135,6 +152,12 @@ class RayCrew:
             raise ValueError(f"workers: nobody of {self.named.name} can help: {'; '.join(wrong)}")
         if wrong:
             logging.warning("Headroom: %s", "; ".join(wrong))
+
+    def _wait_for(self, asked: Sequence[Any]) -> None:
+        """Until all have answered, or it takes too long, or the user cancels."""
+        end = time.monotonic() + TO_BEGIN
+        while time.monotonic() < end and not _all_there(self.ray, asked, LOOK_EVERY):
+            comfy.model_management.throw_exception_if_processing_interrupted()
 
     def _budget(self, about: dict[str, Any], count: int) -> float:
         """Bytes of a worker, weights included; processes without a GPU share their machine's memory."""
@@ -231,6 +254,7 @@ def _join(named: NamedCluster) -> Any:
     """
     # Before Ray is imported: nothing is told to its makers, and a cluster without a token is not joined.
     os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"})
+    os.environ.setdefault("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "5")  # seconds until a cluster that is gone is given up
     if named.token_file:
         os.environ["RAY_AUTH_TOKEN_PATH"] = named.token_file
     try:
@@ -244,7 +268,7 @@ def _join(named: NamedCluster) -> Any:
     try:
         with grpc.insecure_channel(named.address) as channel:  # Ray itself tries for half a minute
             grpc.channel_ready_future(channel).result(timeout=TO_ANSWER)
-        ray.init(f"ray://{named.address}", namespace="headroom", logging_level=logging.ERROR, log_to_driver=False)
+        _let_in(ray, named)
     except (grpc.FutureTimeoutError, ConnectionError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [""])[-1][:200]
         raise ValueError(
@@ -253,6 +277,19 @@ def _join(named: NamedCluster) -> Any:
             " address, which has the port of Ray's clients (10001)"
         ) from error
     return ray
+
+
+def _let_in(ray: Any, named: NamedCluster) -> None:
+    """Raises ConnectionError, RuntimeError. A head that has only just begun turns some away, for a second or two."""
+    for left in reversed(range(KNOCKS)):
+        try:
+            ray.init(f"ray://{named.address}", namespace="headroom", logging_level=logging.ERROR, log_to_driver=False)
+            return
+        except ConnectionAbortedError:
+            ray.shutdown()
+            if not left:
+                raise
+            time.sleep(1.0)
 
 
 def _work(task: Task, share: Share, budget: float) -> dict[str, Any]:
@@ -270,6 +307,6 @@ def _work(task: Task, share: Share, budget: float) -> dict[str, Any]:
     }
 
 
-def _all_there(ray: Any, asked: Sequence[Any]) -> bool:
-    done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=0)
+def _all_there(ray: Any, asked: Sequence[Any], within: float = 0) -> bool:
+    done, _ = ray.wait(list(asked), num_returns=len(asked), timeout=within)
     return len(done) == len(asked)

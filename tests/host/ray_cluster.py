@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shutil
@@ -16,7 +17,9 @@ import psutil
 
 from headroom.tools.server.server import free_port
 
+MARK = "HEADROOM_TEST_CLUSTER"
 STORE = 256 * 2**20
+TOKEN = secrets.token_hex(32)  # of all clusters here: Ray reads one for as long as a process lives
 TO_START = 60.0
 
 
@@ -25,13 +28,13 @@ def ray_cluster(cpus: int, comfyui: Path, pack: Path) -> Iterator[tuple[str, Pat
     """The address of its clients' port, and the file of its token, as long as the context lasts."""
     folder = Path(tempfile.mkdtemp(prefix="hr-"))  # short: Ray puts sockets there
     token = folder / "token"
-    token.write_text(secrets.token_hex(32))
+    token.write_text(TOKEN)
     token.chmod(0o600)
     port = free_port()
     variables = {
         **os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "HEADROOM_COMFYUI": str(comfyui), "HEADROOM_PACK": str(pack),
-        "OMP_NUM_THREADS": "1", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "OMP_NUM_THREADS": "1", MARK: str(folder), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }  # fmt: skip
     command = [
         str(Path(sys.executable).with_name("ray")), "start", "--head", "--node-ip-address", "127.0.0.1",
@@ -44,15 +47,22 @@ def ray_cluster(cpus: int, comfyui: Path, pack: Path) -> Iterator[tuple[str, Pat
     try:
         yield f"127.0.0.1:{port}", token
     finally:
-        for process in processes_of(folder):  # by hand: `ray stop` would end everybody else's too
-            process.kill()
+        end(token)
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def end(token: Path) -> None:
+    """Ends a cluster at once, by hand: `ray stop` would end everybody else's too."""
+    for process in processes_of(token.parent):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Ray's processes of a cluster: its folder stands in their command lines, and Ray's in their parents'."""
+    """All that was started with the cluster, by what it began with."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
-        if any(str(folder) in word for word in process.info["cmdline"] or ()):
-            found += [process, *process.children(recursive=True)]
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.environ().get(MARK) == str(folder):
+                found.append(process)
     return found

@@ -34,11 +34,11 @@ from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.tools.server.client import Client, PromptFailed, Result, Workflow
 from headroom.tools.server.server import Server
 
-from ..nightly import some_of
+from ..nightly import NIGHTLY, some_of
 from .autoencoders import AUTOENCODERS
 from .conftest import ENVIRONMENT
 from .families import psnr
-from .ray_cluster import ray_cluster
+from .ray_cluster import end, ray_cluster
 from .test_exact_vae import decoded, exact, goes_its_own_way, input_of, last_lines, last_row, run, stock
 from .workflows import ATTENTION, node, text_to_image
 
@@ -164,6 +164,35 @@ def test_nobody_there(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> 
     write(**{NAME: {**desk, "address": "127.0.0.1:9"}})
     with pytest.raises(ValueError, match=r"no Ray cluster at 127\.0\.0\.1:9 lets this server in.*ray start --head"):
         decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
+
+
+def test_the_cluster_is_gone() -> None:
+    """The decode fails with a sentence, and the process that asked goes on, also with another cluster."""
+    x = input_of("sd", "decode")
+    for _ in range(2 if NIGHTLY else 1):
+        with ray_cluster(2, ENVIRONMENT.comfyui, ROOT) as (address, token):
+            write(**{NAME: {"address": address, "token_file": str(token), "workers": 1, "budget_gb": 1}})
+            assert psnr(decoded(exact("sd", workers=NAME), x), stock("sd", "decode")) >= 130
+            end(token)
+            with pytest.raises((RuntimeError, ValueError), match=r"does not answer any more|lets this server in"):
+                decoded(exact("sd", workers=NAME), x)
+
+
+def test_one_that_runs_out_of_memory_gets_a_lower_band(crew: RayCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, expected = large()
+    answers, asked = crew._answers, list[list[float]]()
+
+    def short_at_first(one: Any, key: str, task: Any, budgets: list[float]) -> list[dict[str, Any]]:
+        asked.append(budgets)
+        found = answers(one, key, task, budgets)
+        return found if len(asked) > 2 else [*found[:-1], {"status": "out_of_memory", "why": "16 GiB"}]
+
+    monkeypatch.setattr(crew, "_answers", short_at_first)
+    result = decoded(exact("sd", workers=NAME, tile_size=16), x)
+    assert psnr(result, expected) >= 130
+    assert [round(budgets[-1] / budgets[0], 3) for budgets in asked] == [1.0, 0.7, 0.49]
+    assert len(last_row().notices) == 2
+    assert "ran out of memory: tried again with a lower band" in last_row().notices[0]
 
 
 def test_ray_is_missing(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

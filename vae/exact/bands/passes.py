@@ -4,7 +4,6 @@ statistics."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import count
 from typing import Any
 
 import torch
@@ -119,8 +118,3 @@ def _tensor(node: Node) -> Tensor:
 
 def _here(band: Tensor) -> Gift:
     return lambda device: [band]
-
-
-def numbered() -> Iterator[int]:
-    """Numbers for what is exchanged."""
-    return count()

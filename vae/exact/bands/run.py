@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from ..runner import PassRunner, into
 from ..running.banded import Banded, banded
 from ..running.kernels import Kernels
 from .attend import AttendBands
-from .passes import BandPasses, numbered
+from .passes import BandPasses
 from .peers import Peers
 
 TRIES = 6  # of a plan that fits this worker and not another: each time within less
@@ -48,7 +49,7 @@ class BandRun(ExactRun):
     def __init__(
         self, share: Share, peers: Peers, *others: Any, attend: Callable[..., Tensor] = attend, **named: Any
     ) -> None:
-        self.band, self.peers, self.steps = share, peers, numbered()
+        self.band, self.peers, self.steps = share, peers, count()
         super().__init__(*others, **named, attend=AttendBands(attend, share))
         self.recorder.random = self._random  # type: ignore[method-assign]
 
