@@ -2576,6 +2576,10 @@ BANDS = (
             "one for one in self.workers if one not in dead",
             "one for one in self.workers",
         ),
+    ),
+    *_of(
+        "host/bands/joining.py",
+        BAND_TESTS,
         ("workers: a cluster without a token is joined", '"RAY_AUTH_MODE": "token"', '"RAY_AUTH_MODE": "disabled"'),
     ),
     *_of(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -21,15 +19,13 @@ from ...vae.exact.cutting.share import Share
 from ..core.compat import comfyui_version
 from ..core.device import GB
 from .crew import MOST_TRIES, NARROWER, CrewReport, Task, raise_unless_done, report_of, shares
+from .joining import TO_ANSWER, join
 from .named import NamedCluster
-from .packed import packed, unpacked
-from .sent import taken_apart
+from .sent import packed, taken_apart, unpacked
 
 PACK = Path(__file__).parents[2]
 COMFYUI = Path(comfy.model_management.__file__).parents[1]
 LOOK_EVERY = 0.1  # seconds between looks at progress and cancel
-TO_ANSWER = 10.0  # seconds that the cluster itself may take for a small thing
-KNOCKS = 4  # at a cluster that turns us away
 TO_BEGIN = 180.0  # seconds that a worker may take to import its ComfyUI
 _joined: dict[NamedCluster, RayCrew] = {}
 
@@ -56,7 +52,7 @@ class RayCrew:
     """
 
     def __init__(self, named: NamedCluster) -> None:
-        self.named, self.ray = named, _join(named)
+        self.named, self.ray = named, join(named)
         self.keys: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         from . import carried
 
@@ -244,52 +240,6 @@ class RayWorker:
 
     def __init__(self, actor: Any, name: str, given: float) -> None:
         self.actor, self.name, self.given, self.budget, self.loaded = actor, name, given, given, ""
-
-
-def _join(named: NamedCluster) -> Any:
-    """Ray, in the cluster: as its client, since a process that joins as Ray's own workers do ends with the cluster.
-
-    Raises:
-        ValueError: Ray is missing, or the cluster does not answer or let us in.
-    """
-    # Before Ray is imported: nothing is told to its makers, and a cluster without a token is not joined.
-    os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"})
-    os.environ.setdefault("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "5")  # seconds until a cluster that is gone is given up
-    if named.token_file:
-        os.environ["RAY_AUTH_TOKEN_PATH"] = named.token_file
-    try:
-        import grpc
-        import ray
-    except ImportError as error:
-        raise ValueError(
-            f"workers: {named.name} is a Ray cluster, and Ray is not installed: {sys.executable} -m pip install"
-            " 'ray[client]'"
-        ) from error
-    try:
-        with grpc.insecure_channel(named.address) as channel:  # Ray itself tries for half a minute
-            grpc.channel_ready_future(channel).result(timeout=TO_ANSWER)
-        _let_in(ray, named)
-    except (grpc.FutureTimeoutError, ConnectionError, RuntimeError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [""])[-1][:200]
-        raise ValueError(
-            f"workers: {named.name}: no Ray cluster at {named.address} lets this server in"
-            f"{f' ({reason})' * bool(reason)}; start one by `RAY_AUTH_MODE=token ray start --head`, or correct the"
-            " address, which has the port of Ray's clients (10001)"
-        ) from error
-    return ray
-
-
-def _let_in(ray: Any, named: NamedCluster) -> None:
-    """Raises ConnectionError, RuntimeError. A head that has only just begun turns some away, for a second or two."""
-    for left in reversed(range(KNOCKS)):
-        try:
-            ray.init(f"ray://{named.address}", namespace="headroom", logging_level=logging.ERROR, log_to_driver=False)
-            return
-        except ConnectionAbortedError:
-            ray.shutdown()
-            if not left:
-                raise
-            time.sleep(1.0)
 
 
 def _work(task: Task, share: Share, budget: float) -> dict[str, Any]:

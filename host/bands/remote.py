@@ -17,8 +17,7 @@ from ...vae.exact.cutting.share import Share
 from ...vae.exact.running.banded import Gift
 from ..core.compat import comfyui_version
 from ..core.device import memory_budget
-from .packed import bytes_of, packed, unpacked
-from .sent import SentModule, put_together
+from .sent import SentModule, bytes_of, packed, put_together, unpacked
 from .work import BandWork, computed, follow_attention
 
 INLINE = 1 << 16  # bytes that go through the board itself

@@ -23,12 +23,11 @@ from safetensors.torch import load
 from torch import Tensor
 
 from headroom.host.bands import cluster as cluster_module
-from headroom.host.bands import gathered
+from headroom.host.bands import gathered, joining
 from headroom.host.bands.cluster import RayCrew, crew_of
 from headroom.host.bands.devices import DeviceCrew
 from headroom.host.bands.named import DEVICES, cluster_named, workers_path
-from headroom.host.bands.packed import packed, unpacked
-from headroom.host.bands.sent import SentModule, put_together, taken_apart
+from headroom.host.bands.sent import SentModule, packed, put_together, taken_apart, unpacked
 from headroom.host.vae import coding
 from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.tools.server.client import Client, PromptFailed, Result, Workflow
@@ -95,25 +94,6 @@ def test_over_a_cluster(crew: RayCrew, name: str, way: str) -> None:
     assert psnr(result, stock(name, way)) >= min(130, psnr(alone, stock(name, way)) - 1)
 
 
-def test_a_killed_worker_s_band_is_computed_by_the_others(crew: RayCrew) -> None:
-    x, expected = large()
-    one = crew.workers[1]
-    process = crew.ray.get(one.actor.process.remote())
-    killed = threading.Event()
-
-    def kill(share: float, out: Any) -> None:
-        if share > 0.2 and not killed.is_set():
-            killed.set()
-            os.kill(process, signal.SIGKILL)
-
-    result = decode_watched(x, kill)
-    assert killed.is_set()
-    assert psnr(result, expected) >= 130
-    assert last_row().notices == [f"{one.name} is gone: computed again by the other {WORKERS - 1}"]
-    assert f"bands of {WORKERS - 1} workers" in last_lines()
-    assert torch.equal(result, decoded(exact("sd", workers=NAME, tile_size=16), x)), "as if there had been two"
-
-
 def decode_watched(x: Tensor, on_strip: Any) -> Tensor:
     """A decode over the cluster, whose progress is watched."""
     with pytest.MonkeyPatch.context() as patch:
@@ -145,39 +125,6 @@ def test_cancel_ends_all_of_them(crew: RayCrew) -> None:
     assert psnr(decoded(exact("sd", workers=NAME, tile_size=16), x), expected) >= 130
 
 
-def test_a_budget_that_is_too_small_is_said_before_any_work(desk: dict[str, Any]) -> None:
-    weights = sum(one.nbytes for one in AUTOENCODERS["sd"].load().first_stage_model.parameters())
-    write(**{NAME: {**desk, "workers": 1, "budget_gb": (weights + 1e5) / 2**30}})
-    with pytest.raises(BudgetTooSmall, match="needs at least"):
-        decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
-
-
-def test_another_version_is_refused_with_both(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    write(**{NAME: {**desk, "workers": 1}})
-    monkeypatch.setattr(cluster_module, "pack_version", lambda: "0.0.1")
-    with pytest.raises(ValueError, match=r"has Headroom \d+\.\d+\.\d+, this server 0\.0\.1; install the same"):
-        decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
-
-
-def test_nobody_there(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "TO_ANSWER", 1.0)
-    write(**{NAME: {**desk, "address": "127.0.0.1:9"}})
-    with pytest.raises(ValueError, match=r"no Ray cluster at 127\.0\.0\.1:9 lets this server in.*ray start --head"):
-        decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
-
-
-def test_the_cluster_is_gone() -> None:
-    """The decode fails with a sentence, and the process that asked goes on, also with another cluster."""
-    x = input_of("sd", "decode")
-    for _ in range(2 if NIGHTLY else 1):
-        with ray_cluster(2, ENVIRONMENT.comfyui, ROOT) as (address, token):
-            write(**{NAME: {"address": address, "token_file": str(token), "workers": 1, "budget_gb": 1}})
-            assert psnr(decoded(exact("sd", workers=NAME), x), stock("sd", "decode")) >= 130
-            end(token)
-            with pytest.raises((RuntimeError, ValueError), match=r"does not answer any more|lets this server in"):
-                decoded(exact("sd", workers=NAME), x)
-
-
 def test_one_that_runs_out_of_memory_gets_a_lower_band(crew: RayCrew, monkeypatch: pytest.MonkeyPatch) -> None:
     x, expected = large()
     answers, asked = crew._answers, list[list[float]]()
@@ -193,6 +140,58 @@ def test_one_that_runs_out_of_memory_gets_a_lower_band(crew: RayCrew, monkeypatc
     assert [round(budgets[-1] / budgets[0], 3) for budgets in asked] == [1.0, 0.7, 0.49]
     assert len(last_row().notices) == 2
     assert "ran out of memory: tried again with a lower band" in last_row().notices[0]
+
+
+def test_a_killed_worker_s_band_is_computed_by_the_others(crew: RayCrew) -> None:
+    x, expected = large()
+    one = crew.workers[1]
+    process = crew.ray.get(one.actor.process.remote())
+    killed = threading.Event()
+
+    def kill(share: float, out: Any) -> None:
+        if share > 0.2 and not killed.is_set():
+            killed.set()
+            os.kill(process, signal.SIGKILL)
+
+    result = decode_watched(x, kill)
+    assert killed.is_set()
+    assert psnr(result, expected) >= 130
+    assert last_row().notices == [f"{one.name} is gone: computed again by the other {WORKERS - 1}"]
+    assert f"bands of {WORKERS - 1} workers" in last_lines()
+    assert torch.equal(result, decoded(exact("sd", workers=NAME, tile_size=16), x)), "as if there had been two"
+
+
+def test_a_budget_that_is_too_small_is_said_before_any_work(desk: dict[str, Any]) -> None:
+    weights = sum(one.nbytes for one in AUTOENCODERS["sd"].load().first_stage_model.parameters())
+    write(**{NAME: {**desk, "workers": 1, "budget_gb": (weights + 1e5) / 2**30}})
+    with pytest.raises(BudgetTooSmall, match="needs at least"):
+        decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
+
+
+def test_another_version_is_refused_with_both(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    write(**{NAME: {**desk, "workers": 1}})
+    monkeypatch.setattr(cluster_module, "pack_version", lambda: "0.0.1")
+    with pytest.raises(ValueError, match=r"has Headroom \d+\.\d+\.\d+, this server 0\.0\.1; install the same"):
+        decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
+
+
+def test_nobody_there(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(joining, "TO_ANSWER", 1.0)
+    write(**{NAME: {**desk, "address": "127.0.0.1:9"}})
+    with pytest.raises(ValueError, match=r"no Ray cluster at 127\.0\.0\.1:9 lets this server in.*ray start --head"):
+        decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
+
+
+def test_the_cluster_is_gone() -> None:
+    """The decode fails with a sentence, and the process that asked goes on, also with another cluster."""
+    x = input_of("sd", "decode")
+    for _ in range(2 if NIGHTLY else 1):
+        with ray_cluster(2, ENVIRONMENT.comfyui, ROOT) as (address, token):
+            write(**{NAME: {"address": address, "token_file": str(token), "workers": 1, "budget_gb": 1}})
+            assert psnr(decoded(exact("sd", workers=NAME), x), stock("sd", "decode")) >= 130
+            end(token)
+            with pytest.raises((RuntimeError, ValueError), match=r"does not answer any more|lets this server in"):
+                decoded(exact("sd", workers=NAME), x)
 
 
 def test_ray_is_missing(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
