@@ -87,7 +87,7 @@ def kinds() -> Section:
     section.goal(
         "the same against float64, beside untiled's own", "≥ -3 dB", f"{worst:.1f} dB at the worst", worst >= -3
     )
-    section.goal("bytes measured = planned", "all", f"all but {lost}", not lost)
+    section.goal("bytes measured = planned", "all", "all" if not lost else f"all but {lost}", not lost)
     section.table(
         ("small models of the kind", "2 to 4 workers against untiled, dB", "one worker's strips against untiled",
          "untiled against float64", "2 to 4 workers against float64", "bytes planned and measured"),

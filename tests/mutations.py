@@ -2590,7 +2590,7 @@ BANDS = (
     *_of(
         "host/bands/crew.py",
         BAND_TESTS,
-        ("workers: all get as much", "Share.of(rank, budgets, rows)", "Share.of(rank, [1.0] * len(budgets), rows)"),
+        ("workers: all get as much", "[max(1.0, budget) for budget in budgets]", "[1.0 for budget in budgets]"),
     ),
     *_of(
         "host/bands/sent.py",

@@ -107,7 +107,8 @@ class BandActor:
         spec.loader.exec_module(entrance)
         import torch
 
-        entrance.enter(Path(comfyui), cpu=not torch.accelerator.is_available(), extras=False)
+        kinds: Any = getattr(torch, "accelerator", torch.cuda)  # PyTorch before 2.6 has no such name
+        entrance.enter(Path(comfyui), cpu=not kinds.is_available(), extras=False)
         return importlib.import_module("headroom.host.bands.remote")
 
     def about(self) -> dict[str, Any]:

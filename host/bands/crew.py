@@ -76,7 +76,7 @@ class Crew(Protocol):
 
 def shares(budgets: Sequence[float], rows: int) -> list[Share]:
     """A band for each worker, as high as its bytes are many."""
-    return [Share.of(rank, budgets, rows) for rank in range(len(budgets))]
+    return [Share.of(rank, [max(1.0, budget) for budget in budgets], rows) for rank in range(len(budgets))]
 
 
 def report_of(names: Sequence[str], answers: Sequence[dict[str, Any]], budgets: Sequence[float]) -> CrewReport:

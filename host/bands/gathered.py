@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...memory.units import format_bytes
-from ...vae.exact import ExactRun
+from ...vae.exact import ExactRun, StoreOverflow
 from .crew import Crew, CrewReport, Task
 from .devices import DeviceCrew
 from .named import DEVICES, cluster_named
@@ -46,10 +46,15 @@ class BandedPass:
             on_strip: see :class:`ExactRun`.
 
         Raises:
-            Whatever :meth:`.crew.Crew.compute` raises.
+            DoesNotFit, CannotRecord, OOM_EXCEPTION, RuntimeError: as :meth:`.crew.Crew.compute`.
         """
         taken: Any = GatheredRun(self, on_strip)
-        return call(taken)
+        try:
+            return call(taken)
+        except StoreOverflow as error:
+            self.half_store = False
+            self.notice(f"{error}: stored in full precision instead")
+            return call(taken)
 
     def describe(self) -> Iterator[str]:
         """What ran, for the report."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from ...memory import Row
 from ...memory.prediction import Workspaces
 from ...vae import Direction, TilePlan
-from ...vae.exact import DoesNotFit
+from ...vae.exact import CannotRecord, DoesNotFit
 from ..bands.gathered import BandedPass, crew_for
 from ..bands.named import DEVICES
 from ..core.compat import device_context, show_on_node
@@ -137,7 +137,10 @@ class Coder:
         crew = crew_for(settings.workers, vae, settings.vram_budget_gb, weights)
         half = settings.store == "float16" and vae.vae_dtype.itemsize > 2
         banded = BandedPass(vae, crew, half, geometry.strip_rows(), lambda text: notice(row, text))
-        out = self.strips.run(x, banded)
+        try:
+            out = self.strips.run(x, banded)
+        except CannotRecord as error:
+            raise NotExact(str(error)) from error
         row.lines += banded.describe()
         return out
 

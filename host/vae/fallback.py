@@ -68,6 +68,14 @@ class Fallback:
         budget = self.room.budget()
         least = error.least + self.room.weights()
         sizes = self._sizes(x)
+        advice = ", or set store to float16" if self.can_store else ""
+        if self.settings.workers:
+            raise BudgetTooSmall(
+                least,
+                f"workers: {sizes} needs {gigabytes(least, up=True)} of each of {self.settings.workers} at least"
+                f" ({self._weights()} included), and one of them has less; name more workers or larger ones{advice}, or"
+                " lower the size of the picture",
+            )
         if self.settings.method == "auto":
             plan, own = self.tiles.plan(x), self.settings.vram_budget_gb
             if plan.fits or not own:
@@ -78,7 +86,6 @@ class Fallback:
                 notice(row, f"feathered (approximate): {needed}, {there}")
                 return
             least = min(least, plan.bytes + self.room.weights())
-        advice = ", or set store to float16" if self.can_store else ""
         needed = f"the {gigabytes(least, up=True)} that {sizes} needs at least ({self._weights()} included)"
         if not self.settings.vram_budget_gb:
             raise BudgetTooSmall(

@@ -37,7 +37,7 @@ from headroom.tools.setup.environment import PACK
 
 from ..nightly import NIGHTLY
 from .conftest import ENVIRONMENT
-from .workflows import text_to_image
+from .workflows import ATTENTION, node, text_to_image
 
 CARDS = (0.3, 0.6, 4.0)  # GB that the servers are declared to have
 SIDES = (128, 256, 320)  # px: the first fits all of them, the last the largest alone
@@ -185,6 +185,22 @@ def test_a_split_batch_is_the_same_on_any_machine(servers: list[Server], tmp_pat
         assert np.array_equal(picture, made_by(client, about["prompt"]))
         whole = np.asarray(Image.open(io.BytesIO(client.image(entry)))).astype(int)
         assert np.abs(picture - whole).max() <= 1
+
+
+def test_prompts_with_our_nodes(servers: list[Server], tmp_path: Path) -> None:
+    """Attention in slices, casting, offload and the VAE in strips: the picture that one server makes of them."""
+    one = graph(3, 96)
+    one["10"] = node("HeadroomCast", model=["1", 0], storage="float8_e4m3fn_scaled", compute="auto", skip="auto")
+    one["11"] = node("HeadroomOffload", model=["10", 0], vram_budget_gb=0.01, granularity="auto")
+    one["12"] = node("HeadroomAttention", model=["11", 0], **ATTENTION | {"backend": "sliced"})
+    one["13"] = node("HeadroomVAE", vae=["1", 2], method="exact", tile_size=32)
+    one["5"]["inputs"]["model"], one["6"]["inputs"]["vae"] = ["12", 0], ["13", 0]
+    paths, out = written(tmp_path, [one]), tmp_path / "out"
+    run = farm(paths, out, "--workers", *named(servers))
+    assert run.returncode == 0, run.stdout + run.stderr
+    (about,) = [json.loads(path.read_text()) for path in out.glob("*/result.json")]
+    picture = pixels(out / about["job"] / about["files"][0]["file"])
+    assert np.array_equal(picture, made_by(Client(servers[0].url), one))
 
 
 def test_pictures_go_along_and_a_drain_ends_a_run(servers: list[Server], tmp_path: Path) -> None:

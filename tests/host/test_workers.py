@@ -29,9 +29,10 @@ from headroom.host.bands.devices import DeviceCrew
 from headroom.host.bands.named import DEVICES, cluster_named, workers_path
 from headroom.host.bands.sent import SentModule, packed, put_together, taken_apart, unpacked
 from headroom.host.vae import coding
-from headroom.host.vae.fallback import BudgetTooSmall
+from headroom.host.vae.fallback import BudgetTooSmall, CannotBeExact
 from headroom.tools.server.client import Client, PromptFailed, Result, Workflow
 from headroom.tools.server.server import Server
+from headroom.vae.exact import CannotRecord, StoreOverflow
 
 from ..nightly import NIGHTLY, some_of
 from .autoencoders import AUTOENCODERS
@@ -164,7 +165,7 @@ def test_a_killed_worker_s_band_is_computed_by_the_others(crew: RayCrew) -> None
 def test_a_budget_that_is_too_small_is_said_before_any_work(desk: dict[str, Any]) -> None:
     weights = sum(one.nbytes for one in AUTOENCODERS["sd"].load().first_stage_model.parameters())
     write(**{NAME: {**desk, "workers": 1, "budget_gb": (weights + 1e5) / 2**30}})
-    with pytest.raises(BudgetTooSmall, match="needs at least"):
+    with pytest.raises(BudgetTooSmall, match=r"workers: 40 x 48 needs 0\.\d+ GB of each of desk at least"):
         decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
 
 
@@ -327,6 +328,15 @@ class TestDevices:
         assert len(rows) == len(budgets)
         assert sum(rows) == result.shape[1 if way == "decode" else -2]
 
+    def test_a_batch(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Picture after picture, or several at a time."""
+        monkeypatch.setattr(coding, "crew_for", lambda *given: DeviceCrew([CPU] * 2, [1e9] * 2))
+        x = AUTOENCODERS["sd"].latent(6, 5, batch=3)
+        expected = decoded(AUTOENCODERS["sd"].load(), x)
+        for batch_slice in (0, 2):
+            result = decoded(exact("sd", workers=DEVICES, tile_size=16, batch_slice=batch_slice), x)
+            assert psnr(result, expected) >= 130
+
     def test_one_device_is_a_crew_too(self) -> None:
         result = decoded(exact("sd", workers=DEVICES, tile_size=16), input_of("sd", "decode"))
         assert psnr(result, decoded(exact("sd", tile_size=16), input_of("sd", "decode"))) >= 130
@@ -339,7 +349,37 @@ class TestDevices:
 
     def test_what_does_not_fit(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(coding, "crew_for", lambda *given: DeviceCrew([CPU] * 2, [1e5, 1e5]))
+        for method in ("exact", "auto"):
+            with pytest.raises(BudgetTooSmall, match="of each of devices at least"):
+                decoded(exact("sd", workers=DEVICES, method=method), input_of("sd", "decode"))
+
+    def test_without_any_room(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Weights that are larger than a worker's bytes."""
+        monkeypatch.setattr(coding, "crew_for", lambda *given: DeviceCrew([CPU] * 2, [-1e6, 1e9]))
         with pytest.raises(BudgetTooSmall):
+            decoded(exact("sd", workers=DEVICES), input_of("sd", "decode"))
+
+    def test_a_store_that_overflows_is_full_instead(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Overflowing(DeviceCrew):
+            def compute(self, task: Any) -> Any:
+                if task.half_store:
+                    raise StoreOverflow("a value of 1e+06 does not fit the float16 store")
+                return super().compute(task)
+
+        monkeypatch.setattr(coding, "crew_for", lambda *given: Overflowing([CPU] * 2, [1e9] * 2))
+        result = decoded(exact("sd", workers=DEVICES, store="float16"), input_of("sd", "decode"))
+        assert psnr(result, stock("sd", "decode")) >= 130
+        assert last_row().notices == [
+            "a value of 1e+06 does not fit the float16 store: stored in full precision instead"
+        ]
+
+    def test_what_strips_cannot_follow(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Lost(DeviceCrew):
+            def compute(self, task: Any) -> Any:
+                raise CannotRecord("a loop over its data")
+
+        monkeypatch.setattr(coding, "crew_for", lambda *given: Lost([CPU], [1e9]))
+        with pytest.raises(CannotBeExact, match=r"cannot follow this VAE \(a loop over its data\)"):
             decoded(exact("sd", workers=DEVICES), input_of("sd", "decode"))
 
     def test_a_failure_is_told_as_it_was(self, monkeypatch: pytest.MonkeyPatch) -> None:
