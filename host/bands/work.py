@@ -16,6 +16,7 @@ from ...vae.exact.bands.peers import PeerLost, Peers
 from ...vae.exact.bands.run import BandRun
 from ...vae.exact.cutting.share import Share
 from ...vae.exact.planning.card import figures_of
+from ...vae.exact.planning.remembered import remembered
 from ..attention.in_vae import ATTRIBUTES, AttentionInStrips, attend
 from ..core.compat import interruptions, is_out_of_memory
 from ..measure.calibrated import in_strips, workspaces_on
@@ -96,6 +97,7 @@ def _computed(
         on_search=lambda: on_strip(0.0),
         attend=attend,
         owned=list(model.parameters()),
+        plans=remembered(model),
         figures=figures_of(device, link_speed(device), in_strips(workspaces_on(device))),
     )
     run.height, run.beside = work.height, [x.nbytes]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from itertools import count
 from typing import Any
@@ -51,7 +52,8 @@ class BandRun(ExactRun):
     ) -> None:
         self.band, self.peers, self.steps = share, peers, count()
         super().__init__(*others, **named, attend=AttendBands(attend, share))
-        self.recorder.random = self._random  # type: ignore[method-assign]
+        own = weakref.proxy(self)  # the recorder must not hold the run
+        self.recorder.random = lambda *given, **options: own._random(*given, **options)  # type: ignore[method-assign]
 
     def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The band of ``module(x, *args, **kwargs)``, (B, C, [T,] rows, W); see :meth:`Share.rows` for which rows.
@@ -138,7 +140,7 @@ class BandRun(ExactRun):
         for _ in range(TRIES):
             fits = True
             if self.band.rank == 0:
-                schedule, fits = Search(planner, within, self.store, self.rows, self.far is not None).run()
+                schedule, fits = self._found(planner, within)
                 self._send((planner.remember(schedule.choice), fits))
             else:
                 found, fits = self._sent()
@@ -155,6 +157,16 @@ class BandRun(ExactRun):
         in_bands = {node for node in planner.analysis.nodes if banded(node)}
         self.report.received += exchanged(schedule.passes, self.band, in_bands)
         return schedule
+
+    def _found(self, planner: Planner, within: float) -> tuple[Schedule, bool]:
+        """The plan within a budget, perhaps an earlier run's; and whether it fits."""
+        key = (planner.signature(), within, self.store, self.rows)
+        if key in self.plans:
+            return planner.again(self.plans[key]), True
+        schedule, fits = Search(planner, within, self.store, self.rows, self.far is not None).run()
+        if fits:
+            self.plans[key] = planner.remember(schedule.choice)
+        return schedule, fits
 
     def _told(self, mine: Any) -> list[Any]:
         """A value of every worker's."""

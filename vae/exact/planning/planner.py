@@ -115,19 +115,19 @@ class Planner:
 
     def strip_rows(self, one: Pass, place: int, choice: Choice) -> int:
         """Rows of the pass's clock in a strip."""
-        count = one.clock.rows.count
+        count, height = one.clock.rows.count, max(1, self.share.height(one.clock))
         if place in choice.strips:
-            rows = math.ceil(count / choice.strips[place])
+            rows = math.ceil(height / choice.strips[place])
         elif choice.rows:
             tallest = max(node.rows.count * node.rows.unit for node in self.analysis.outputs)
             rows = max(1, round(choice.rows * count / tallest))
         else:
             rows = max(1, choice.strip_bytes * count // one.widest)
-        rows = min(rows + rows % 2 if rows > 1 else rows, count)
-        rows = math.ceil(count / math.ceil(count / rows))
-        if self.figures.page_bytes or choice.rows or rows == count:
+        rows = min(rows + rows % 2 if rows > 1 else rows, height)
+        rows = math.ceil(height / math.ceil(height / rows))
+        if self.figures.page_bytes or choice.rows or rows == height:
             return rows
-        return even_rows(rows, one.widest // count, count)
+        return even_rows(rows, one.widest // count, height)
 
 
 def even_rows(rows: int, of_row: int, count: int) -> int:
@@ -137,7 +137,7 @@ def even_rows(rows: int, of_row: int, count: int) -> int:
 
     Args:
         of_row: bytes of a row of the widest map.
-        count: rows of the pass's clock.
+        count: rows of the pass's clock that are computed.
     """
     grain = EVEN_BYTES // math.gcd(EVEN_BYTES, max(1, of_row // 2))
     if of_row * rows <= CUT_FROM or 2 * grain > count:
