@@ -210,7 +210,7 @@ def cluster() -> Section:
             for count in (1, 2):
                 joined.workers = both[:count]
                 task = crew.Task(
-                    model, "decode", x, torch.float32, {}, False, 0, lambda share: None, lambda text: None
+                    model, "decode", x.device, x, torch.float32, {}, False, 0, lambda share: None, lambda text: None
                 )  # fmt: skip
                 begun = time.perf_counter()
                 _, facts[count] = joined.compute(task)

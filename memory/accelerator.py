@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -106,19 +106,29 @@ def seconds_of(device: torch.device, work: Callable[[], object]) -> float:
     return (events[0].elapsed_time(events[1]) / 1000 if events else 0.0) or waited
 
 
+def random_state(device: torch.device) -> list[Tensor]:
+    """Which of the global random numbers come next: of the CPU, and of a device that has some of its own."""
+    own, states = _own_module(device), [torch.get_rng_state()]
+    if device.type == "mps":  # which is one device
+        states.append(own.get_rng_state())
+    elif device.type != "cpu" and hasattr(own, "get_rng_state"):
+        states.append(own.get_rng_state(device))
+    return states
+
+
+def set_random_state(device: torch.device, states: Sequence[Tensor]) -> None:
+    """Has those numbers come next; of a device none where the state is of a CPU alone."""
+    own = _own_module(device)
+    torch.set_rng_state(states[0])
+    if device.type == "mps" and len(states) > 1:
+        own.set_rng_state(states[1])
+    elif device.type != "cpu" and len(states) > 1:
+        own.set_rng_state(states[1], device)
+
+
 def random_numbers(device: torch.device) -> Callable[[], None]:
     """What is called to draw those of the global random numbers that come next now, of the CPU and of a device."""
-    own, places = _own_module(device), [partial(torch.set_rng_state, torch.get_rng_state())]
-    if device.type == "mps":  # which is one device
-        places.append(partial(own.set_rng_state, own.get_rng_state()))
-    elif device.type != "cpu" and hasattr(own, "get_rng_state"):
-        places.append(partial(own.set_rng_state, own.get_rng_state(device), device))
-
-    def draw_again() -> None:
-        for place in places:
-            place()
-
-    return draw_again
+    return partial(set_random_state, device, random_state(device))
 
 
 def _timing_events(device: torch.device) -> list[Any]:

@@ -18,19 +18,19 @@ class Board:
         self.given: dict[Any, Any] = {}
         self.failed: tuple[int, str] | None = None
         self.done: dict[int, float] = {}
-        self.changed: asyncio.Condition | None = None
+        self.condition: asyncio.Condition | None = None
 
     async def give(self, rank: int, key: Any, to: list[int], things: Any) -> None:
         """Leaves something for others."""
-        async with self._condition() as changed:
+        async with self._changed():
             self.given.update({(rank, other, key): things for other in to})
-            changed.notify_all()
+            self._changed().notify_all()
 
     async def take(self, rank: int, key: Any, of: int) -> dict[str, Any]:
         """What a worker left for another one, once it is there; or who is gone."""
         place = (of, rank, key)
-        async with self._condition() as changed:
-            await changed.wait_for(lambda: place in self.given or self.failed)
+        async with self._changed():
+            await self._changed().wait_for(lambda: place in self.given or self.failed)
             if place in self.given:
                 return {"things": self.given.pop(place)}
             assert self.failed
@@ -38,9 +38,9 @@ class Board:
 
     async def fail(self, rank: int, why: str) -> None:
         """A worker is gone, or gave up: nobody is to wait for it."""
-        async with self._condition() as changed:
+        async with self._changed():
             self.failed = self.failed or (rank, why)
-            changed.notify_all()
+            self._changed().notify_all()
 
     async def tell(self, rank: int, share: float) -> tuple[int, str] | None:
         """How much of its work a worker has done; answers who is gone."""
@@ -51,24 +51,10 @@ class Board:
         """How much the slowest has done."""
         return min(self.done.values(), default=0.0)
 
-    def _condition(self) -> Any:
-        if self.changed is None:
-            self.changed = asyncio.Condition()
-        return _Held(self.changed)
-
-
-class _Held:
-    """A condition that is held, and that is what ``as`` names."""
-
-    def __init__(self, condition: asyncio.Condition) -> None:
-        self.condition = condition
-
-    async def __aenter__(self) -> asyncio.Condition:
-        await self.condition.acquire()
+    def _changed(self) -> asyncio.Condition:
+        if self.condition is None:  # not before there is a loop that it belongs to
+            self.condition = asyncio.Condition()
         return self.condition
-
-    async def __aexit__(self, *error: Any) -> None:
-        self.condition.release()
 
 
 class BandActor:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ...graph.version import pack_version
+from ...memory.accelerator import random_state, set_random_state
 from ...vae.exact.cutting.share import Share
 from ..core.compat import comfyui_version
 from ..core.device import GB
@@ -25,6 +26,7 @@ from .sent import packed, taken_apart, unpacked
 
 PACK = Path(__file__).parents[2]
 COMFYUI = Path(comfy.model_management.__file__).parents[1]
+HOST = torch.device("cpu")
 LOOK_EVERY = 0.1  # seconds between looks at progress and cancel
 TO_BEGIN = 180.0  # seconds that a worker may take to import its ComfyUI
 _joined: dict[NamedCluster, RayCrew] = {}
@@ -99,7 +101,8 @@ class RayCrew:
                 task.notice(f"{crew[short[0]].name} ran out of memory: tried again with a lower band")
                 continue
             raise_unless_done([one.name for one in crew], answers)
-            bands = [unpacked([answer["band"]], torch.device("cpu"))[0] for answer in answers]
+            set_random_state(task.device, unpacked(answers[0]["random"], HOST))  # as if it had drawn here
+            bands = [unpacked([answer["band"]], HOST)[0] for answer in answers]
             for answer, band in zip(answers, bands):
                 answer["band"] = band
             return bands, report_of([one.name for one in crew], answers, budgets)
@@ -254,6 +257,7 @@ def _work(task: Task, share: Share, budget: float) -> dict[str, Any]:
         "options": dict(zip(task.options, packed(list(task.options.values())))),
         "half_store": task.half_store,
         "rows": task.rows,
+        "random": packed(random_state(task.device)),
     }
 
 

@@ -25,6 +25,7 @@ class Task:
     Attributes:
         model: the autoencoder.
         method: of it.
+        device: where it would run by itself: whose random numbers it is to draw.
         x: (B, C, [T,] H, W), prepared, in host memory.
         dtype: of the module.
         options: further arguments.
@@ -36,6 +37,7 @@ class Task:
 
     model: Any
     method: str
+    device: torch.device
     x: Tensor
     dtype: torch.dtype
     options: dict[str, Any]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...memory.accelerator import random_numbers
 from ...memory.units import format_bytes
 from ...vae.exact import ExactRun, StoreOverflow
 from .crew import Crew, CrewReport, Task
@@ -49,11 +50,13 @@ class BandedPass:
             DoesNotFit, CannotRecord, OOM_EXCEPTION, RuntimeError: as :meth:`.crew.Crew.compute`.
         """
         taken: Any = GatheredRun(self, on_strip)
+        draw_again = random_numbers(self.vae.device)
         try:
             return call(taken)
         except StoreOverflow as error:
             self.half_store = False
             self.notice(f"{error}: stored in full precision instead")
+            draw_again()
             return call(taken)
 
     def describe(self) -> Iterator[str]:
@@ -87,6 +90,7 @@ class GatheredRun:
         task = Task(
             shared.vae.first_stage_model,
             module.__name__,
+            shared.vae.device,
             x.to(HOST),
             shared.vae.vae_dtype,
             options,

@@ -11,7 +11,7 @@ import comfy.model_management as model_management
 import torch
 
 from ...graph.version import pack_version
-from ...memory.accelerator import device_name
+from ...memory.accelerator import device_name, random_state, set_random_state
 from ...vae.exact.bands.peers import PeerLost, Peers
 from ...vae.exact.cutting.share import Share
 from ...vae.exact.running.banded import Gift
@@ -56,10 +56,13 @@ def band(model: Any, board: Any, rank: int, cuts: Sequence[int], grain: int, wor
     peers = RayPeers(board, rank)
     (x,) = unpacked([work.pop("band")], HOST)
     options = dict(zip(work["options"], unpacked(list(work.pop("options").values()), HOST)))
+    device = model_management.get_torch_device()
+    set_random_state(device, unpacked(work.pop("random"), HOST))
     asked = BandWork(band=x, options=options, dtype=getattr(torch, work.pop("dtype")), **work)
     share = Share(rank, tuple(cuts), grain)
-    answer = computed(model, asked, share, peers, model_management.get_torch_device(), peers.tell)
+    answer = computed(model, asked, share, peers, device, peers.tell)
     if answer["status"] == "done":
+        answer["random"] = packed(random_state(device))
         answer["measured"] = peers.received
         (answer["band"],) = packed([answer["band"]])
     elif answer["status"] != "lost":

@@ -85,12 +85,17 @@ def large() -> tuple[Tensor, Tensor]:
     return x, decoded(AUTOENCODERS["sd"].load(), x)
 
 
-@pytest.mark.parametrize(("name", "way"), [("sd", "decode"), ("sd", "encode"), ("wan21", "decode"), ("ltx", "encode")])
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [("sd", "decode"), ("sd", "encode"), ("wan21", "decode"), ("ltx", "encode"), ("ltx_noise", "decode")],
+)
 def test_over_a_cluster(crew: RayCrew, name: str, way: str) -> None:
     result = run(exact(name, workers=NAME, tile_size=16), way, input_of(name, way))
     assert f"bands of {WORKERS} workers" in last_lines()
     assert last_row().notices == []
+    drawn_after = torch.rand(1)
     alone = run(exact(name, tile_size=16), way, input_of(name, way))
+    assert torch.equal(torch.rand(1), drawn_after), "random numbers go on as if all had been drawn here"
     assert psnr(result, alone) >= 130
     assert psnr(result, stock(name, way)) >= min(130, psnr(alone, stock(name, way)) - 1)
 
