@@ -28,7 +28,7 @@ PACK = Path(__file__).parents[2]
 COMFYUI = Path(comfy.model_management.__file__).parents[1]
 HOST = torch.device("cpu")
 LOOK_EVERY = 0.1  # seconds between looks at progress and cancel
-TO_BEGIN = 180.0  # seconds that a worker may take to import its ComfyUI
+TO_BEGIN = 300.0  # seconds that a worker may take to import its ComfyUI
 _joined: dict[NamedCluster, RayCrew] = {}
 
 

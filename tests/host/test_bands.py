@@ -76,5 +76,5 @@ def test_every_kind(name: str, way: str, workers: int) -> None:
     torch.manual_seed(5)
     result, received = in_bands(work, x, workers, rows=3)
     assert result.shape == expected.shape
-    assert psnr(result, expected) >= min(NEAR_ENOUGH, alone - 2)
+    assert psnr(result, expected) >= min(NEAR_ENOUGH, alone - 3)
     assert all(planned == measured for planned, measured in received)
