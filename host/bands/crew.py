@@ -53,12 +53,10 @@ class CrewReport:
 
     Attributes:
         lines: one for each worker.
-        peak: the most bytes that any planned.
         received: bytes that all of them took from each other, as planned; measured: as it was.
     """
 
     lines: list[str] = field(default_factory=list)
-    peak: int = 0
     received: int = 0
     measured: int = 0
 
@@ -90,7 +88,6 @@ def report_of(names: Sequence[str], answers: Sequence[dict[str, Any]], budgets: 
             f"{name}: {rows} rows, {answer['strips']} strips in {answer['passes']} passes, planned peak"
             f" {format_bytes(answer['peak'])} of {format_bytes(budget)}, {format_bytes(answer['measured'])} received"
         )
-        made.peak = max(made.peak, answer["peak"])
         made.received += answer["received"]
         made.measured += answer["measured"]
     return made
