@@ -5,28 +5,29 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import comfy.model_management
-import torch
 from torch import Tensor
 
 from ...graph.version import pack_version
 from ...memory.accelerator import random_state, set_random_state
-from ...vae.exact.cutting.share import Share
+from ...vae.exact.bands.peers import ASKER
 from ..core.compat import comfyui_version
 from ..core.device import GB
-from .crew import MOST_TRIES, NARROWER, CrewReport, Task, raise_unless_done, report_of, shares
+from .crew import MOST_TRIES, NARROWER, CrewReport, Task, raise_unless_done, report_of, shares, take_frames
 from .joining import TO_ANSWER, join
 from .named import NamedCluster
-from .sent import packed, taken_apart, unpacked
+from .remote import RayPeers
+from .sent import packed, plain, taken_apart, unpacked
+from .work import HOST
 
 PACK = Path(__file__).parents[2]
 COMFYUI = Path(comfy.model_management.__file__).parents[1]
-HOST = torch.device("cpu")
 LOOK_EVERY = 0.1  # seconds between looks at progress and cancel
 TO_BEGIN = 300.0  # seconds that a worker may take to import its ComfyUI
 _joined: dict[NamedCluster, RayCrew] = {}
@@ -103,8 +104,6 @@ class RayCrew:
             raise_unless_done([one.name for one in crew], answers)
             set_random_state(task.device, unpacked(answers[0]["random"], HOST))  # as if it had drawn here
             bands = [unpacked([answer["band"]], HOST)[0] for answer in answers]
-            for answer, band in zip(answers, bands):
-                answer["band"] = band
             return bands, report_of([one.name for one in crew], answers, budgets)
         raise RuntimeError(f"workers: {self.named.name} lost one worker after the other")
 
@@ -187,14 +186,14 @@ class RayCrew:
         self, crew: Sequence[RayWorker], key: str, task: Task, budgets: Sequence[float]
     ) -> list[dict[str, Any]]:
         """What each worker says in the end."""
-        height = task.x.shape[-2]
         board = self.ray.remote(self.carried.Board).options(num_cpus=0, max_concurrency=1000).remote()
-        bands = shares(budgets, height)
-        asked = [
-            one.actor.band.remote(board, share.rank, list(share.cuts), share.grain, key, _work(task, share, budget))
-            for one, share, budget in zip(crew, bands, budgets)
-        ]
+        drawn, asked = packed(random_state(task.device)), list[Any]()
+        for one, share, budget in zip(crew, shares(budgets, task.height), budgets):
+            work = {**plain(task.part(share, budget)), "random": drawn}
+            asked.append(one.actor.band.remote(board, share.rank, list(share.cuts), share.grain, key, work))
         try:
+            if task.on_chunk is not None:
+                take_frames(Asker(board, partial(self._look, asked, task, board)), len(asked), task)
             self._watched(asked, task, board)
         except BaseException:
             self.ray.get(board.fail.remote(0, "was cancelled"), timeout=TO_ANSWER)
@@ -209,14 +208,18 @@ class RayCrew:
         """Waits for all, tells of progress, and has the others end where one is gone."""
         waiting = list(asked)
         while waiting:
-            done, waiting = self.ray.wait(waiting, num_returns=len(waiting), timeout=LOOK_EVERY)
+            _, waiting = self.ray.wait(waiting, num_returns=len(waiting), timeout=LOOK_EVERY)
             if board is None:
                 task.on_share(0.0)
-                continue
-            for reference in done:
-                if self._answer(reference)["status"] == "dead":
-                    self.ray.get(board.fail.remote(list(asked).index(reference), "is gone"), timeout=TO_ANSWER)
-            task.on_share(self.ray.get(board.progress.remote(), timeout=TO_ANSWER))
+            else:
+                self._look(asked, task, board)
+
+    def _look(self, asked: Sequence[Any], task: Task, board: Any) -> None:
+        """Tells of progress, and has the others end where one is gone."""
+        for reference in self.ray.wait(list(asked), num_returns=len(asked), timeout=0)[0]:
+            if self._answer(reference)["status"] == "dead":
+                self.ray.get(board.fail.remote(list(asked).index(reference), "is gone"), timeout=TO_ANSWER)
+        task.on_share(self.ray.get(board.progress.remote(), timeout=TO_ANSWER))
 
     def _answer(self, reference: Any) -> dict[str, Any]:
         try:
@@ -233,6 +236,23 @@ class RayCrew:
         task.notice(f"{names} is gone: computed again by the other {len(self.workers)}")
 
 
+class Asker(RayPeers):
+    """Whoever asked, among the workers.
+
+    Args:
+        look: called again and again while something is waited for; may raise to stop.
+    """
+
+    def __init__(self, board: Any, look: Callable[[], None]) -> None:
+        super().__init__(board, ASKER)
+        self.look = look
+
+    def there(self, wanted: Any) -> dict[str, Any]:
+        while not self.ray.wait([wanted], timeout=LOOK_EVERY)[0]:
+            self.look()
+        return super().there(wanted)
+
+
 class RayWorker:
     """One process.
 
@@ -243,22 +263,6 @@ class RayWorker:
 
     def __init__(self, actor: Any, name: str, given: float) -> None:
         self.actor, self.name, self.given, self.budget, self.loaded = actor, name, given, given, ""
-
-
-def _work(task: Task, share: Share, budget: float) -> dict[str, Any]:
-    """A worker's part in plain values."""
-    first, stop = share.rows(task.x.shape[-2])
-    return {
-        "method": task.method,
-        "band": packed([task.x[..., first:stop, :]])[0],
-        "height": task.x.shape[-2],
-        "dtype": str(task.dtype).removeprefix("torch."),
-        "budget": budget,
-        "options": dict(zip(task.options, packed(list(task.options.values())))),
-        "half_store": task.half_store,
-        "rows": task.rows,
-        "random": packed(random_state(task.device)),
-    }
 
 
 def _all_there(ray: Any, asked: Sequence[Any], within: float = 0) -> bool:

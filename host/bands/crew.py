@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -11,8 +14,13 @@ from torch import Tensor
 
 from ...memory.units import format_bytes
 from ...vae.exact import CannotRecord, DoesNotFit, StoreOverflow
+from ...vae.exact.bands.peers import PeerLost, Peers
 from ...vae.exact.cutting.share import Share
 from ..core.compat import interruptions, out_of_memory_kind
+from ..video.along import ALONG
+from .work import FRAMES, GO, HOST, STATE, BandWork, dim_of
+
+State = dict[str, Tensor]
 
 NARROWER = 0.7  # of a worker's bytes, after it ran out of them
 MOST_TRIES = 4  # with less for one that ran out
@@ -33,6 +41,10 @@ class Task:
         rows: of the result in a strip; 0 = by the budget.
         on_share: called with how much is done; may raise to stop.
         notice: tells of what went otherwise.
+        along: what bands are cut along: rows or frames.
+        on_chunk: of a video whose chunks are handed on as they are done, and kept nowhere: called with the frames
+            before a chunk, the chunk in one or more pieces (1, C, t, H, W), and what gives the state behind it.
+        begins: of such a video, asked at each try: frames that are there already, and the state behind them.
     """
 
     model: Any
@@ -45,6 +57,32 @@ class Task:
     rows: int
     on_share: Callable[[float], None]
     notice: Callable[[str], None]
+    along: str = "rows"
+    on_chunk: Callable[[int, list[Tensor], Callable[[], State]], None] | None = None
+    begins: Callable[[], tuple[int, State]] = lambda: (0, {})
+
+    @property
+    def height(self) -> int:
+        """Rows, or frames, of the input."""
+        return int(self.x.shape[dim_of(self.along)])
+
+    def part(self, share: Share, budget: float) -> BandWork:
+        """A worker's part."""
+        done, state = (0, {}) if self.on_chunk is None else self.begins()
+        return BandWork(
+            self.method,
+            _cut(self.x, share, dim_of(self.along)),
+            self.height,
+            self.dtype,
+            budget,
+            self.options,
+            self.half_store,
+            self.rows,
+            self.along,
+            self.on_chunk is not None,
+            done,
+            {name: _entry(entry, share) for name, entry in state.items()},
+        )
 
 
 @dataclass
@@ -54,18 +92,21 @@ class CrewReport:
     Attributes:
         lines: one for each worker.
         received: bytes that all of them took from each other, as planned; measured: as it was.
+        way: what strips were cut along, of :data:`..video.along.ALONG`.
     """
 
     lines: list[str] = field(default_factory=list)
     received: int = 0
     measured: int = 0
+    way: str = "rows"
 
 
 class Crew(Protocol):
     """Workers that compute a task together."""
 
     def compute(self, task: Task) -> tuple[list[Tensor], CrewReport]:
-        """The bands of the result, from the top, float32 in host memory.
+        """The bands of the result, from the top or from the first frames on, float32 in host memory; none where it is
+        handed on.
 
         Raises:
             DoesNotFit, CannotRecord, StoreOverflow: as an exact run of one device.
@@ -81,16 +122,54 @@ def shares(budgets: Sequence[float], rows: int) -> list[Share]:
 
 def report_of(names: Sequence[str], answers: Sequence[dict[str, Any]], budgets: Sequence[float]) -> CrewReport:
     """What a crew did, by its workers' answers."""
-    made = CrewReport()
+    made = CrewReport(way=answers[0]["way"])
+    of_what = "frames" if made.way == "frames" else "rows"
     for name, answer, budget in zip(names, answers, budgets):
-        rows = answer["band"].shape[-2]
         made.lines.append(
-            f"{name}: {rows} rows, {answer['strips']} strips in {answer['passes']} passes, planned peak"
+            f"{name}: {answer['rows']} {of_what}, {answer['strips']} {ALONG[made.way]} in {answer['passes']} passes,"
+            " planned peak"
             f" {format_bytes(answer['peak'])} of {format_bytes(budget)}, {format_bytes(answer['measured'])} received"
         )
         made.received += answer["received"]
         made.measured += answer["measured"]
     return made
+
+
+def take_frames(peers: Peers, workers: int, task: Task) -> None:
+    """Takes a video's frames from workers, chunk by chunk, until there are no more or a worker is gone."""
+    assert task.on_chunk is not None
+    ranks = range(workers)
+    with suppress(PeerLost):  # the workers' answers tell why
+        for number in count():
+            given = [peers.take((FRAMES, number), rank)(HOST) for rank in ranks]
+            at, *_ = given[0]
+            if at is None:
+                return
+            pieces = [torch.cat(bands, -2) for bands in zip(*(bands for _, *bands in given))]
+            turns = count()
+            task.on_chunk(at, pieces, partial(_state, peers, ranks, number, turns))
+            peers.give((GO, number, next(turns)), ["on"], ranks)
+
+
+def _state(peers: Peers, ranks: Sequence[int], number: int, turns: Iterator[int]) -> State:
+    """What is kept behind a chunk, put together of the workers' bands; of what all of them have, the first one's."""
+    peers.give((GO, number, next(turns)), [STATE], ranks)
+    given = [peers.take((STATE, number), rank)(HOST) for rank in ranks]
+    names, in_bands, *_ = given[0]
+    entries = zip(names, zip(*(found for _, _, *found in given)))
+    return {name: torch.cat(found, -2) if name in in_bands else found[0] for name, found in entries}
+
+
+def _entry(entry: Tensor, share: Share) -> tuple[Tensor, int]:
+    """What is kept behind a chunk as a worker is given it: its band of a map, with the rows of all of it."""
+    if entry.ndim < 4:
+        return entry, 0
+    return _cut(entry, share, -2), int(entry.shape[-2])
+
+
+def _cut(x: Tensor, share: Share, dim: int) -> Tensor:
+    first, stop = share.rows(x.shape[dim])
+    return x.narrow(dim, first, stop - first)
 
 
 def raise_unless_done(names: Sequence[str], answers: Sequence[dict[str, Any]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import comfy.model_management as model_management
@@ -13,8 +14,8 @@ from torch import Tensor
 from ...memory.accelerator import device_name
 from ...vae.exact.bands.threads import ThreadPeers, together
 from ..core.device import memory_budget
-from .crew import CrewReport, Task, raise_unless_done, report_of, shares
-from .work import BandWork, computed
+from .crew import CrewReport, Task, raise_unless_done, report_of, shares, take_frames
+from .work import computed
 
 
 class DeviceCrew:
@@ -40,28 +41,23 @@ class DeviceCrew:
 
     def compute(self, task: Task) -> tuple[list[Tensor], CrewReport]:
         """As :meth:`.crew.Crew.compute`."""
-        height, names = task.x.shape[-2], [_name(device) for device in self.devices]
-        bands = shares(self.budgets, height)
+        names, bands = [_name(device) for device in self.devices], shares(self.budgets, task.height)
         models = [task.model, *(_on(task.model, device, self.devices[0]) for device in self.devices[1:])]
         done = [0.0] * len(bands)
 
         def work(rank: int, peers: ThreadPeers) -> dict[str, Any]:
-            first, stop = bands[rank].rows(height)
-            asked = BandWork(
-                task.method, task.x[..., first:stop, :], height, task.dtype, self.budgets[rank], task.options,
-                task.half_store, task.rows,
-            )  # fmt: skip
-
             def tell(share: float) -> None:
                 done[rank] = share
                 task.on_share(min(done))
 
+            asked = task.part(bands[rank], self.budgets[rank])
             answer = computed(models[rank], asked, bands[rank], peers, self.devices[rank], tell)
             if answer["status"] != "done":
                 peers.table.fail(rank)
             return {**answer, "measured": peers.received}
 
-        answers = together(work, len(bands))
+        taking = partial(take_frames, workers=len(bands), task=task)
+        answers = together(work, len(bands), None if task.on_chunk is None else taking)
         raise_unless_done(names, answers)
         return [answer["band"] for answer in answers], report_of(names, answers, self.budgets)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,12 +11,11 @@ from torch import Tensor
 
 from ...memory.accelerator import random_numbers
 from ...memory.units import format_bytes
-from ...vae.exact import ExactRun, StoreOverflow
+from ...vae.exact import CannotRecord, DoesNotFit, ExactRun, StoreOverflow
 from .crew import Crew, CrewReport, Task
 from .devices import DeviceCrew
 from .named import DEVICES, cluster_named
-
-HOST = torch.device("cpu")
+from .work import HOST, dim_of
 
 
 @dataclass
@@ -59,6 +58,27 @@ class BandedPass:
             draw_again()
             return call(taken)
 
+    def task(self, method: str, x: Tensor, options: dict[str, Any], on_share: Callable[[float], None]) -> Task:
+        """For the crew.
+
+        Args:
+            method: of the VAE's module.
+            x: prepared, (B, C, [T,] H, W).
+        """
+        vae = self.vae
+        return Task(
+            vae.first_stage_model,
+            method,
+            vae.device,
+            x.to(HOST),
+            vae.vae_dtype,
+            options,
+            self.half_store,
+            self.rows,
+            on_share,
+            self.notice,
+        )
+
     def describe(self) -> Iterator[str]:
         """What ran, for the report."""
         kind = "near-exact, float16 store" if self.half_store else "exact"
@@ -87,29 +107,36 @@ class GatheredRun:
             output_buffer: what the result is written into.
         """
         shared = self.shared
-        task = Task(
-            shared.vae.first_stage_model,
-            module.__name__,
-            shared.vae.device,
-            x.to(HOST),
-            shared.vae.vae_dtype,
-            options,
-            shared.half_store,
-            shared.rows,
-            self._tell,
-            shared.notice,
-        )
-        bands, shared.report = shared.crew.compute(task)
-        device = shared.vae.output_device
+        task = shared.task(module.__name__, x, options, self._tell)
+        bands, shared.report = self._computed(task)
+        dim, device = dim_of(shared.report.way), shared.vae.output_device
         if output_buffer is None:
             shape = list(bands[0].shape)
-            shape[-2] = sum(band.shape[-2] for band in bands)
+            shape[dim] = sum(band.shape[dim] for band in bands)
             output_buffer = torch.empty(shape, dtype=torch.float32, device=device)
         first = 0
-        for band in bands:
-            output_buffer[..., first : first + band.shape[-2], :].copy_(band)
-            first += band.shape[-2]
+        while bands:
+            band = bands.pop(0)
+            output_buffer.narrow(dim, first, band.shape[dim]).copy_(band)
+            first += band.shape[dim]
         return output_buffer
+
+    def _computed(self, task: Task) -> tuple[list[Tensor], CrewReport]:
+        """In bands of rows; a video for which these have no room, since they hold some rows of every frame, in bands of
+        frames, if all of it can be followed so and fits."""
+        crew, draw_again = self.shared.crew, random_numbers(task.device)
+        try:
+            return crew.compute(task)
+        except DoesNotFit as error:
+            if task.x.ndim < 5 or task.x.shape[0] > 1 or task.x.shape[2] < 2:
+                raise
+            draw_again()
+            try:
+                return crew.compute(replace(task, along="frames"))
+            except CannotRecord:
+                raise error from None
+            except DoesNotFit as other:
+                raise DoesNotFit(min(error.least, other.least)) from None
 
     def _tell(self, share: float) -> None:
         self.on_strip(share, None)

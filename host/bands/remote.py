@@ -17,8 +17,8 @@ from ...vae.exact.cutting.share import Share
 from ...vae.exact.running.banded import Gift
 from ..core.compat import comfyui_version
 from ..core.device import memory_budget
-from .sent import SentModule, bytes_of, packed, put_together, unpacked
-from .work import BandWork, computed, follow_attention
+from .sent import SentModule, bytes_of, packed, put_together, unpacked, work_of
+from .work import computed, follow_attention
 
 INLINE = 1 << 16  # bytes that go through the board itself
 TOLD_EVERY = 0.1  # seconds
@@ -54,11 +54,9 @@ def weights(model: Any) -> int:
 def band(model: Any, board: Any, rank: int, cuts: Sequence[int], grain: int, work: dict[str, Any]) -> dict[str, Any]:
     """A band of an encode or decode; its tensor packed."""
     peers = RayPeers(board, rank)
-    (x,) = unpacked([work.pop("band")], HOST)
-    options = dict(zip(work["options"], unpacked(list(work.pop("options").values()), HOST)))
     device = model_management.get_torch_device()
     set_random_state(device, unpacked(work.pop("random"), HOST))
-    asked = BandWork(band=x, options=options, dtype=getattr(torch, work.pop("dtype")), **work)
+    asked = work_of(work)
     share = Share(rank, tuple(cuts), grain)
     answer = computed(model, asked, share, peers, device, peers.tell)
     if answer["status"] == "done":
@@ -92,7 +90,7 @@ class RayPeers(Peers):
         self.board.give.remote(self.rank, key, list(to), there)
 
     def take(self, key: Hashable, of: int) -> Gift:
-        answer = self.ray.get(self.board.take.remote(self.rank, key, of))
+        answer = self.there(self.board.take.remote(self.rank, key, of))
         if "lost" in answer:
             raise PeerLost(*answer["lost"])
         given = answer["things"]
@@ -103,6 +101,11 @@ class RayPeers(Peers):
             raise PeerLost(of, "is gone with what it gave") from error
         self.received += bytes_of(there)
         return lambda device: unpacked(there, device)
+
+    def there(self, wanted: Any) -> dict[str, Any]:
+        """What the board says, once it does."""
+        found: dict[str, Any] = self.ray.get(wanted)
+        return found
 
     def tell(self, share: float) -> None:
         """How much is done, to whoever asked. Raises :class:`PeerLost` where it is to end."""

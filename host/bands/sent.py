@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.in_vae import AttentionInStrips
+from .work import HOST, BandWork
 
 TENSOR = "tensor"
 
@@ -96,6 +97,24 @@ def packed(things: Sequence[Any]) -> list[Any]:
 def unpacked(things: Sequence[Any], device: torch.device) -> list[Any]:
     """The same tensors on a device."""
     return [_tensor_of(thing, device) if _is_tensor(thing) else thing for thing in things]
+
+
+def plain(work: BandWork) -> dict[str, Any]:
+    """A worker's part in plain values."""
+    fields = {**vars(work), "dtype": str(work.dtype).removeprefix("torch.")}
+    fields["band"] = packed([work.band])[0]
+    fields["options"] = dict(zip(work.options, packed(list(work.options.values()))))
+    fields["state"] = {name: (packed([entry])[0], height) for name, (entry, height) in work.state.items()}
+    return fields
+
+
+def work_of(fields: dict[str, Any]) -> BandWork:
+    """The same part, in another process."""
+    made = BandWork(**{**fields, "dtype": getattr(torch, fields["dtype"])})
+    (made.band,) = unpacked([fields["band"]], HOST)
+    made.options = dict(zip(fields["options"], unpacked(list(fields["options"].values()), HOST)))
+    made.state = {name: (unpacked([entry], HOST)[0], height) for name, (entry, height) in fields["state"].items()}
+    return made
 
 
 def bytes_of(things: Sequence[Any]) -> int:

@@ -3,23 +3,42 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...memory.link import link_speed
+from ...vae import Direction
 from ...vae.exact import CannotRecord, DoesNotFit, StoreOverflow
-from ...vae.exact.bands.peers import PeerLost, Peers
+from ...vae.exact.bands.chunked import ChunkedBand
+from ...vae.exact.bands.peers import ASKER, PeerLost, Peers
 from ...vae.exact.bands.run import BandRun
 from ...vae.exact.cutting.share import Share
 from ...vae.exact.planning.card import figures_of
+from ...vae.exact.planning.device import Figures
 from ...vae.exact.planning.remembered import remembered
+from ...vae.exact.running.banded import banded
 from ..attention.in_vae import ATTRIBUTES, AttentionInStrips, attend
+from ..chunks.chunks import Chunks, gone_on, saved
+from ..chunks.families import strips_of
 from ..core.compat import interruptions, is_out_of_memory
 from ..measure.calibrated import in_strips, workspaces_on
+from ..video.along import OUTSIDE, first_way, is_chunked, others
+
+HOST = torch.device("cpu")
+STEPS = 40  # bits of the numbers of what is exchanged on one way
+#: What is given by whoever asked, and to it: frames of a chunk, what is kept behind it, and the word to go on.
+FRAMES, STATE, GO = "frames", "state", "go"
+
+
+def dim_of(along: str) -> int:
+    """Of (B, C, [T,] H, W), what bands are cut along."""
+    return 2 if along == "frames" else -2
 
 
 @dataclass
@@ -28,12 +47,16 @@ class BandWork:
 
     Attributes:
         method: of the module: decode or encode.
-        band: its rows of the input, (B, C, [T,] rows, W). height: rows of all of it.
+        band: its rows of the input, (B, C, [T,] rows, W), or its frames. height: rows, or frames, of all of it.
         dtype: of the module.
         options: further arguments of the method; ``device``, if there, is the worker's own.
         budget: bytes on the device, weights not counted.
         half_store: maps are kept in float16.
         rows: of the result in a strip; 0 = by the budget.
+        along: what bands are cut along: rows or frames.
+        hands_on: the result is handed on chunk by chunk, and kept nowhere.
+        done: frames of it that are there already. state: what is kept behind them, by place: tensors, of which there
+            are more rows in all than a worker's band has (0: it is no map).
     """
 
     method: str
@@ -44,6 +67,15 @@ class BandWork:
     options: dict[str, Any] = field(default_factory=dict)
     half_store: bool = False
     rows: int = 0
+    along: str = "rows"
+    hands_on: bool = False
+    done: int = 0
+    state: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
+
+    @property
+    def dim(self) -> int:
+        """That is cut into bands."""
+        return dim_of(self.along)
 
 
 def computed(
@@ -58,8 +90,8 @@ def computed(
 
     Returns:
         ``status``: done, does_not_fit, overflow, not_exact, out_of_memory, lost, interrupted or failed. Of what is
-        done ``band`` (float32, in host memory), ``peak``, ``received``, ``strips``, ``passes``; else ``why`` or
-        ``least``.
+        done ``band`` (float32, in host memory; None if it was handed on), ``rows``, ``way``, ``peak``, ``received``,
+        ``strips``, ``passes``; else ``why`` or ``least``.
     """
     try:
         return _computed(model, work, share, peers, device, on_strip)
@@ -81,40 +113,158 @@ def computed(
 def _computed(
     model: Any, work: BandWork, share: Share, peers: Peers, device: torch.device, on_strip: Callable[[float], None]
 ) -> dict[str, Any]:
-    x = work.band.to(device=device, dtype=work.dtype)
-    options = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in work.options.items()}
-    if "device" in options:
-        options["device"] = device
-    run = BandRun(
+    least, handing = list[int](), Handing(peers, share)
+    with torch.inference_mode():
+        for number, way in enumerate(_agreed(peers, share, _ways(model, work, device))):
+            run = _run(model, work, share, peers, device, way, on_strip)
+            run.steps = count(number << STEPS)  # no way takes what another one was given
+            try:
+                band = _by(run, model, work, device, handing)
+            except DoesNotFit as error:
+                least.append(error.least)
+                continue
+            finally:
+                run.close()
+            report = run.report
+            return {
+                "status": "done",
+                "band": band,
+                "way": way,
+                "rows": handing.rows if band is None else band.shape[work.dim],
+                "peak": report.peak,
+                "received": report.received,
+                "strips": report.strips,
+                "passes": report.passes,
+            }
+    raise DoesNotFit(min(least))
+
+
+def _agreed(peers: Peers, share: Share, ways: Sequence[str]) -> Sequence[str]:
+    """The first worker's, for all."""
+    if share.rank == 0:
+        peers.give("ways", list(ways), share.others)
+        return ways
+    found: list[str] = peers.take("ways", 0)(HOST)
+    return found
+
+
+def _ways(model: Any, work: BandWork, device: torch.device) -> list[str]:
+    """What strips are cut along, by turns, of :data:`..video.along.ALONG`."""
+    if work.along == "frames":
+        return ["frames"]
+    chunks = _chunks(model, work)
+    first = "chunks" if work.hands_on else first_way(chunks)
+    further = others(first, chunks, device, _figures(device).link, work.hands_on)
+    return [first, *(way for way in further if way != "frames")]
+
+
+def _chunks(model: Any, work: BandWork) -> type[Chunks] | None:
+    is_video = work.band.ndim == 5 and work.band.shape[0] == 1 and work.band.shape[2] > 1
+    return strips_of(model, Direction(work.method)) if is_video else None
+
+
+def _run(
+    model: Any,
+    work: BandWork,
+    share: Share,
+    peers: Peers,
+    device: torch.device,
+    way: str,
+    on_strip: Callable[[float], None],
+) -> BandRun:
+    kind: Callable[..., BandRun] = BandRun
+    if is_chunked(way):
+        chunks = _chunks(model, work)
+        assert chunks is not None, "a way by chunks is only for what has some"
+        kind = partial(ChunkedBand, begin=partial(gone_on, chunks, model), outside=way == OUTSIDE)
+    run = kind(
         share,
         peers,
-        work.budget,
+        budget=work.budget,
         store=torch.float16 if work.half_store else None,
-        rows=work.rows,
-        out_device=torch.device("cpu"),
+        rows=work.rows if way == work.along else 0,
+        along="frames" if way == "frames" else "rows",
+        out_device=HOST,
         out_dtype=torch.float32,
         on_strip=lambda done, out: on_strip(done),
         on_search=lambda: on_strip(0.0),
         attend=attend,
         owned=list(model.parameters()),
         plans=remembered(model),
-        figures=figures_of(device, link_speed(device), in_strips(workspaces_on(device))),
+        figures=_figures(device),
     )
-    run.height, run.beside = work.height, [x.nbytes]
-    with torch.inference_mode():
-        try:
-            band = run.run(getattr(model, work.method), x, **options)
-        finally:
-            run.close()
-    report = run.report
-    return {
-        "status": "done",
-        "band": band.contiguous(),
-        "peak": report.peak,
-        "received": report.received,
-        "strips": report.strips,
-        "passes": report.passes,
-    }
+    run.height, run.unbroken = work.height, way == "frames"
+    return run
+
+
+def _figures(device: torch.device) -> Figures:
+    return figures_of(device, link_speed(device), in_strips(workspaces_on(device)))
+
+
+def _by(run: BandRun, model: Any, work: BandWork, device: torch.device, handing: Handing) -> Tensor | None:
+    """The band of the result; None where it is handed on chunk by chunk."""
+    options = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in work.options.items()}
+    if "device" in options:
+        options["device"] = device
+    module = getattr(model, work.method)
+    if not isinstance(run, ChunkedBand):
+        x = work.band.to(device=device, dtype=work.dtype)
+        run.beside = [x.nbytes]
+        return run.run(module, x, **options).contiguous()
+    run.bring = lambda part: part.to(device=device, dtype=work.dtype)
+    if not work.hands_on:
+        return run.run(module, work.band, **options).contiguous()
+    begin, state = run.begin, {name: band for name, (band, _) in work.state.items()}
+
+    def put(name: str, band: Tensor) -> Any:
+        _, height = work.state[name]
+        return run.restored(band, device, height) if height else band.to(device)
+
+    run.begin = lambda frames: begin(frames, work.done, state, put)  # type: ignore[call-arg]
+    run.after_chunk = handing.chunk_is_done
+    handing.begin(work.done)
+    run.stream(handing.take, module, work.band)
+    handing.end()
+    return None
+
+
+class Handing:
+    """Hands the frames of chunk after chunk to whoever asked, and goes on when these are taken.
+
+    Attributes:
+        rows: of the worker's band of a frame.
+    """
+
+    def __init__(self, peers: Peers, share: Share) -> None:
+        self.peers, self.share, self.number, self.at, self.rows = peers, share, 0, 0, 0
+        self.pieces: list[Tensor] = []
+
+    def begin(self, at: int) -> None:
+        """The work begins at a frame."""
+        self.at, self.pieces = at, []
+
+    def take(self, piece: Tensor) -> None:
+        """The next frames, in host memory."""
+        self.rows = piece.shape[-2]
+        self.pieces.append(piece)
+
+    def chunk_is_done(self, chunks: Any) -> None:
+        """Gives its frames, and what is kept behind it, if that is asked for."""
+        pieces, self.pieces = self.pieces, []
+        self.peers.give((FRAMES, self.number), [self.at, *pieces], [ASKER])
+        turn = 0
+        while self.peers.take((GO, self.number, turn), ASKER)(HOST)[0] == STATE:
+            kept = saved(chunks)
+            entries = chunks.kept().items()
+            bands = [name for name, entry in entries if hasattr(entry, "node") and banded(entry.node)]
+            self.peers.give((STATE, self.number), [list(kept), bands, *kept.values()], [ASKER])
+            turn += 1
+        self.at += sum(piece.shape[2] for piece in pieces)
+        self.number += 1
+
+    def end(self) -> None:
+        """There are no more."""
+        self.peers.give((FRAMES, self.number), [None], [ASKER])
 
 
 def follow_attention(model: Any) -> None:

@@ -9,11 +9,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ...vae.exact import kept_of
 from ..core.cancel import AskedAtEachFunction
 
 Borders = list[tuple[int, int]]
+TEXT = ".text"  # of a place of the cache that holds a word
 
 
 class Chunks:
@@ -115,6 +118,53 @@ class Chunks:
             self.cache += [None] * (max(map(int, found), default=-1) + 1 - len(self.cache))
             for place, entry in found.items():
                 self.cache[int(place)] = entry
+
+
+def gone_on(
+    kind: type[Chunks],
+    model: Any,
+    frames: int,
+    done: int = 0,
+    state: Mapping[str, Tensor] | None = None,
+    put: Callable[[str, Tensor], Any] | None = None,
+) -> Chunks:
+    """The way through a video, from a border on.
+
+    Args:
+        frames: of the whole input.
+        done: frames of the result before the border; where no chunk begins behind so many, it begins anew.
+        state: what :func:`saved` gave there.
+        put: makes what lies in the cache of a tensor of the state, by its name there.
+    """
+    chunks = kind(model, frames)
+    chunks.done = chunk_at(kind, model, frames, done)
+    if chunks.done:
+        assert put is not None
+        kept: dict[str, Any] = {}
+        for name, value in (state or {}).items():
+            word = name.endswith(TEXT)
+            kept[name.removesuffix(TEXT)] = bytes(value.tolist()).decode() if word else put(name, value)
+        chunks.keep(kept)
+    return chunks
+
+
+def chunk_at(kind: type[Chunks], model: Any, frames: int, done: int) -> int:
+    """The chunk that begins behind so many frames of the result; 0 where none does."""
+    chunks = kind(model, frames)
+    numbers = range(1, len(chunks.borders)) if done else ()
+    return next((number for number in numbers if chunks.given_by(number) == done), 0)
+
+
+def saved(chunks: Any) -> dict[str, Tensor]:
+    """What is kept at a border, or a worker's bands of it, in host memory."""
+    state: dict[str, Tensor] = {}
+    for place, entry in chunks.kept().items():
+        if isinstance(entry, str):
+            state[f"{place}{TEXT}"] = torch.tensor(list(entry.encode()), dtype=torch.uint8)
+        else:
+            held = kept_of(entry.node) if hasattr(entry, "node") else entry
+            state[place] = held.detach().cpu().contiguous()
+    return state
 
 
 def in_steps(step: int, frames: int) -> Borders:

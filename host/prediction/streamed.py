@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...memory.prediction import Card, Prediction, repeated
+from ...memory.prediction import CannotPredict, Card, Prediction, repeated
 from ...memory.units import format_bytes
 from ...vae import Direction
 from ...vae.exact.chunked import ALIKE
@@ -17,7 +17,7 @@ from ..chunks.families import chunks_of, strips_of
 from ..core.device import GB
 from ..measure.calibrated import workspaces_for
 from ..vae.settings import VAESettings
-from ..vae.wrapper import low_memory_vae
+from ..vae.wrapper import PLANNED_BY_WORKERS, low_memory_vae, workers_of
 from ..video.sink import Sink
 from .vae import Coding, CodingPrediction, predict_coding, predict_work
 
@@ -116,6 +116,8 @@ def predict_to_file(vae: Any, latent: Tensor, card: Card, vram_budget_gb: float)
         ValueError: a budget that is too small.
     """
     one = latent[:1]
+    if workers_of(vae):
+        raise CannotPredict(PLANNED_BY_WORKERS)
     if latent.ndim == 5:
         found = predict_handed_on(vae, one, Direction.DECODE, card)
         room = vram_budget_gb * GB if vram_budget_gb else card.seen - card.reserved

@@ -36,7 +36,7 @@ from ..measure.calibrated import as_planned, workspaces_for
 from ..vae.coding import Coder
 from ..vae.directions import Decode, Encode
 from ..vae.geometry import Geometry
-from ..vae.wrapper import LowMemoryVAE, is_tileable
+from ..vae.wrapper import PLANNED_BY_WORKERS, LowMemoryVAE, is_tileable
 from ..video.along import hand_on, is_chunked
 from .host_answers import answering, attending, card_answers, corner, free_memory_answer, one_of_each_tile
 
@@ -244,7 +244,7 @@ class _Foretold:
         """The plan for the first slice, and where that is asked for and tells more, the passes that matter."""
         geometry, strips = self.coder.geometry, self.coder.strips
         if geometry.settings.workers:
-            raise CannotPredict("the bands of several workers are planned by them, when they begin")
+            raise CannotPredict(PLANNED_BY_WORKERS)
         first = x[: geometry.slice_step(x)]
         exact, whole = strips.exact_pass(x, row), self.followed(lambda: self._few_frames(x))
         if self.to_file and exact.chunks is not None:

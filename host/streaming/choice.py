@@ -9,13 +9,14 @@ from torch import Tensor
 
 from ...memory import Row
 from ...vae import Direction
-from ..chunks.families import chunks_of
+from ..chunks.families import chunks_of, strips_of
 from ..core.latents import first_part
 from ..vae.coding import Coder
 from ..vae.directions import Decode
 from ..vae.preview import Watch
 from ..vae.settings import VAESettings
-from ..vae.wrapper import is_tileable, low_memory_vae
+from ..vae.wrapper import is_tileable, low_memory_vae, workers_of
+from .bands import InBands
 from .gathered import Gathered
 from .handed_on import HandedOn
 from .host_chunks import HostChunks
@@ -38,13 +39,13 @@ class Decoding:
 
     @classmethod
     def of(cls, vae: Any, samples: dict[str, Any], vram_budget_gb: float) -> Decoding:
-        """Of a LATENT; of a video-and-audio latent the video.
+        """Of a LATENT; of a video-and-audio latent the video. Workers that the VAE has compute it.
 
         Raises:
             ValueError: a VAE that has its own way, a latent that is not of this VAE.
         """
         latent = first_part(samples["samples"])
-        settings = VAESettings(method="exact", vram_budget_gb=vram_budget_gb, frames_on_disk=True)
+        settings = VAESettings("exact", vram_budget_gb, frames_on_disk=True, workers=workers_of(vae))
         low = low_memory_vae(vae, settings)
         if not is_tileable(low):
             raise ValueError(
@@ -79,10 +80,12 @@ class Decoding:
         if x.ndim == 4:
             as_time = x.shape[0] > 1 and coder.geometry.slice_step(x) >= x.shape[0]
             return Gathered(coder, x, row) if as_time else Pictures(coder, x, row)
-        chunks = chunks_of(model, Direction.DECODE)
+        chunks, in_strips = chunks_of(model, Direction.DECODE), strips_of(model, Direction.DECODE)
 
         def of_video(number: int) -> FrameSource:
             video = x[number : number + 1]
+            if coder.geometry.settings.workers:
+                return Gathered(coder, video, row) if in_strips is None else InBands(coder, video, row, in_strips)
             if chunks is not None:
                 return HostChunks(coder, video, row, chunks)
             if getattr(model, "comfy_has_chunked_io", False):

@@ -15,7 +15,8 @@ AT_ONCE = 16  # frames that are handed on together
 
 
 def exactly(coder: Coder, x: Tensor, row: Row) -> Tensor:
-    """A prepared input in one piece where that fits, else in exact strips; never in tiles.
+    """A prepared input in one piece where that fits, else in exact strips, or in bands of several workers; never in
+    tiles.
 
     Args:
         coder: of a VAE whose method is exact.
@@ -24,7 +25,7 @@ def exactly(coder: Coder, x: Tensor, row: Row) -> Tensor:
         BudgetTooSmall, CannotBeExact, OOM_EXCEPTION: as :meth:`Coder.by_method`.
     """
     whole = coder.tiles.plan_whole(x)
-    if whole.fits and (done := coder.in_one_piece(x, whole, row)) is not None:
+    if not coder.geometry.settings.workers and whole.fits and (done := coder.in_one_piece(x, whole, row)) is not None:
         return done
     return coder.by_method(x, row, coder)
 

@@ -8,12 +8,11 @@ from functools import partial
 from typing import Any
 
 import comfy.model_management as model_management
-import torch
 from torch import Tensor
 
 from ...memory import Row
-from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks, kept_of
-from ..chunks.chunks import Chunks, head_of
+from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks
+from ..chunks.chunks import Chunks, chunk_at, gone_on, head_of, saved
 from ..chunks.ltx import LTXDecode
 from ..vae.coding import Coder
 from ..vae.geometry import require_disk
@@ -22,7 +21,6 @@ from .strips import fits_as_module, growing, run_strips
 from .windows import in_windows
 
 FIRST = "chunks"  # what strips are cut along first: what is kept from chunk to chunk lies on the device
-TEXT = ".text"  # of a place of the cache that holds a word
 
 
 class HostChunks:
@@ -43,29 +41,14 @@ class HostChunks:
         self.count = self._begun().given
         self.whole = True  # chunks are computed as such, not in strips
 
-    def _begun(self, done: int = 0, state: State | None = None, put: Callable[[Tensor], Any] | None = None) -> Chunks:
-        """The way through the video, from a border on.
-
-        Args:
-            done: frames before it.
-            put: makes what lies in the cache of a tensor of the state.
-        """
-        chunks = self.chunks_of(self.model, self.latent.shape[2])
-        chunks.done = self._chunk_at(done)
-        if chunks.done:
-            assert put is not None
-            kept: dict[str, Any] = {}
-            for name, value in (state or {}).items():
-                word = name.endswith(TEXT)
-                kept[name.removesuffix(TEXT)] = bytes(value.tolist()).decode() if word else put(value)
-            chunks.keep(kept)
-        return chunks
+    def _begun(
+        self, done: int = 0, state: State | None = None, put: Callable[[str, Tensor], Any] | None = None
+    ) -> Chunks:
+        """The way through the video, from a border on; see :func:`gone_on`."""
+        return gone_on(self.chunks_of, self.model, self.latent.shape[2], done, state, put)
 
     def _chunk_at(self, done: int) -> int:
-        """The chunk that begins behind so many frames; 0 where none does."""
-        chunks = self.chunks_of(self.model, self.latent.shape[2])
-        numbers = range(1, len(chunks.borders)) if done else ()
-        return next((number for number in numbers if chunks.given_by(number) == done), 0)
+        return chunk_at(self.chunks_of, self.model, self.latent.shape[2], done)
 
     @property
     def has_borders(self) -> bool:
@@ -100,14 +83,14 @@ class HostChunks:
 
     def _by_module(self, onward: Onward, at: int, state: State) -> None:
         onward.begin(at)
-        chunks = self._begun(at, state, self._to_device)
+        chunks = self._begun(at, state, lambda name, part: self._to_device(part))
         parts = head_of(chunks, self.latent, self._to_device, self._aside)
         for start, stop in chunks.borders[chunks.done :]:
             model_management.throw_exception_if_processing_interrupted()
             for piece in chunks.handed(*(self._to_device(part[:, :, start:stop]) for part in parts)):
                 onward.take(piece)
                 del piece  # else it lives until the next one is computed
-            onward.border(partial(_saved, chunks))
+            onward.border(partial(saved, chunks))
         self.row.lines[:] = [f"exact: {chunks.by_module}", *growing(self.coder, self.latent, self.row)]
 
     def _in_windows(self, onward: Onward, done: int) -> None:
@@ -130,23 +113,11 @@ class HostChunks:
         def code(run: ExactRun) -> Tensor:
             assert isinstance(run, ChunkedRun)
             onward.begin(at)
-            run.begin = lambda frames: self._begun(at, state, lambda x: run.restored(x, self.vae.device))
+            run.begin = lambda frames: self._begun(at, state, lambda name, x: run.restored(x, self.vae.device))
             run.bring = self._to_device
             if not isinstance(run, PlannedChunks):
-                run.after_chunk = lambda chunks: onward.border(partial(_saved, chunks))
+                run.after_chunk = lambda chunks: onward.border(partial(saved, chunks))
             run.stream(onward.take, self.model.decode, self.latent)
             return self.latent
 
         run_strips(self.coder, exact, code, self.latent, self.row)
-
-
-def _saved(chunks: Any) -> State:
-    """What is kept at a border, in host memory."""
-    state: State = {}
-    for place, entry in chunks.kept().items():
-        if isinstance(entry, str):
-            state[f"{place}{TEXT}"] = torch.tensor(list(entry.encode()), dtype=torch.uint8)
-        else:
-            held = kept_of(entry.node) if hasattr(entry, "node") else entry
-            state[place] = held.detach().cpu().contiguous()
-    return state

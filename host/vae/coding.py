@@ -129,20 +129,24 @@ class Coder:
         return out
 
     def _in_bands(self, x: Tensor, row: Row) -> Tensor:
-        """A prepared input in bands of several workers. Raises ValueError where there are none of that name."""
-        geometry, vae = self.geometry, self.geometry.vae
-        settings, weights = geometry.settings, self.room.weights()
-        if settings.workers == DEVICES:
-            self.room.make(0)
-        crew = crew_for(settings.workers, vae, settings.vram_budget_gb, weights)
-        half = settings.store == "float16" and vae.vae_dtype.itemsize > 2
-        banded = BandedPass(vae, crew, half, geometry.strip_rows(), lambda text: notice(row, text))
+        """A prepared input in bands of several workers."""
+        banded = self.banded(row)
         try:
             out = self.strips.run(x, banded)
         except CannotRecord as error:
             raise NotExact(str(error)) from error
         row.lines += banded.describe()
         return out
+
+    def banded(self, row: Row) -> BandedPass:
+        """What slices that several workers compute share. Raises ValueError where there are none of that name."""
+        settings, vae = self.geometry.settings, self.geometry.vae
+        weights = self.room.weights()
+        if settings.workers == DEVICES:
+            self.room.make(0)
+        crew = crew_for(settings.workers, vae, settings.vram_budget_gb, weights)
+        half = settings.store == "float16" and vae.vae_dtype.itemsize > 2
+        return BandedPass(vae, crew, half, self.geometry.strip_rows(), lambda text: notice(row, text))
 
     def in_tiles(self, x: Tensor, row: Row) -> Tensor:
         """A prepared input in feathered tiles."""

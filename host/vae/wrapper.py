@@ -15,6 +15,8 @@ from .coding import Coder
 from .directions import Decode, Encode
 from .settings import VAESettings
 
+PLANNED_BY_WORKERS = "the bands of several workers are planned by them, when they begin"
+
 
 def low_memory_vae(vae: comfy.sd.VAE, settings: VAESettings) -> comfy.sd.VAE:
     """A shallow copy of ``vae`` that encodes and decodes by ``settings``; ``vae`` itself is not changed.
@@ -80,6 +82,12 @@ class LowMemoryVAE:
         """As :meth:`encode`: this VAE's settings count, not those of the node that calls it."""
         base: Any = super()
         return self.encode(pixel_samples) if is_tileable(self) else base.encode_tiled(pixel_samples, *args, **kwargs)
+
+
+def workers_of(vae: Any) -> str:
+    """The name of who computes bands of what it encodes and decodes; empty for its own device alone."""
+    settings: VAESettings | None = getattr(vae, "headroom_settings", None)
+    return settings.workers if settings else ""
 
 
 def is_tileable(vae: Any) -> bool:

@@ -15,6 +15,7 @@ from .parts import ModulePart, PartsRun, PlaceOf
 from .recording.chunk_by_chunk import ChunkByChunk
 from .recording.record import Recorded
 from .running.all_frames import AllFrames, in_memory
+from .running.banded import here
 from .running.carried import Carried, carried
 
 # The first chunk finds no cache, the second a short one; Wan 2.1's encoder takes two of these for a latent frame, and
@@ -46,6 +47,7 @@ class ChunkedRun(PartsRun):
     told = 0.0  # share of the work that was told of last
     given = 0  # frames of the whole result
     so_far: Tensor | None = None  # the result, with zeros where it is not there yet
+    ways_of_all: Sequence[str] = tuple(PLACES)  # along which what the module computes of all frames is cut, by turns
 
     def __init__(
         self,
@@ -101,7 +103,7 @@ class ChunkedRun(PartsRun):
             gathered = AllFrames(self._aside, self.given) if chunks.has_tail else None
             for start, stop in borders:
                 self.share = next(shares)
-                of_chunk = [self.bring(part[:, :, start:stop]) for part in parts]
+                of_chunk = [self._of_chunk(part, start, stop) for part in parts]
                 pieces = self.chunk(chunks.step, *of_chunk, result=gathered.place if gathered else None)
                 del of_chunk
                 while pieces and gathered is None:
@@ -113,6 +115,10 @@ class ChunkedRun(PartsRun):
         finally:
             if self.parking is not None:
                 self.parking.close()
+
+    def _of_chunk(self, part: Tensor, start: int, stop: int) -> Tensor:
+        """Frames [start, stop) of what chunks are cut from, on the device."""
+        return self.bring(part[:, :, start:stop])
 
     def _of_all(self, work: ModulePart, x: Tensor, share: Portion, result: PlaceOf | None = None) -> list[Tensor]:
         """A part of the module that sees all frames, cut along rows or, where nothing fits so, along frames.
@@ -129,8 +135,8 @@ class ChunkedRun(PartsRun):
         if self.holds_on_disk:
             self.far = self.hold
         try:
-            for place in PLACES.values():
-                self.recorder.place, before = place, self._beside()
+            for place in self.ways_of_all:
+                self.recorder.place, before = PLACES[place], self._beside()
                 try:
                     return self.chunk(work, result=result, opened=partial(self.opened, x))
                 except DoesNotFit as error:
@@ -147,17 +153,29 @@ class ChunkedRun(PartsRun):
     def opened(self, x: Tensor) -> Recorded:
         """All frames, as a part of the module begins with them: what :attr:`bring` would move to the device comes there
         from host memory piece by piece, and what is there belongs to the caller."""
-        one = self.bring(x[:, :, :1])
+        one, height = self.bring(x[:, :, :1]), self._height(x)
         if one.device != x.device:
-            return self._arriving(x.to(one.dtype), one.device)
+            return self._arriving(x.to(one.dtype), height, one.device)
         if one.dtype != x.dtype:
             x = self.bring(x)
             self.recorder.made.append(x.nbytes)
+        return self._leaf(x, height)
+
+    def _height(self, x: Tensor) -> int:
+        """Rows of the whole map that a tensor holds."""
+        return x.shape[-2]
+
+    def _leaf(self, x: Tensor, height: int) -> Recorded:
+        """A map that is there, of so many rows in all."""
         return self.recorder.leaf(x)
 
-    def _arriving(self, tensor: Tensor, device: torch.device) -> Recorded:
+    def _arriving(self, tensor: Tensor, height: int, device: torch.device) -> Recorded:
+        """The same for one that is in host memory."""
+        return Recorded(self._opened_outside(tensor, device).node, self.recorder)
+
+    def _opened_outside(self, tensor: Tensor, device: torch.device) -> Carried:
         rows = self.recorder.leaf(tensor).node.rows
-        return Recorded(Carried.opened(tensor, rows, device, self._parking(device)).node, self.recorder)
+        return Carried.opened(tensor, rows, device, self._parking(device))
 
     def _aside(self, node: Node, shape: Sequence[int] = ()) -> Tensor:
         """Room for a map that is no result, or for one of all frames that it is a part of."""
@@ -168,14 +186,16 @@ class ChunkedRun(PartsRun):
             self.beside.append(out.nbytes)
         return out
 
-    def restored(self, tensor: Tensor, device: torch.device) -> Recorded:
+    def restored(self, tensor: Tensor, device: torch.device, height: int = 0) -> Recorded:
         """What a module kept at a border, for the chunk that goes on there.
 
         Args:
             tensor: in host memory.
             device: of the computation.
+            height: rows of the whole map; 0: those of the tensor.
         """
-        return self._arriving(tensor, device) if self.outside else self.recorder.leaf(tensor.to(device))
+        height = height or tensor.shape[-2]
+        return self._arriving(tensor, height, device) if self.outside else self._leaf(tensor.to(device), height)
 
     def _tell(self, share: float, out: Tensor | None) -> None:
         begin, end = self.share
@@ -185,8 +205,9 @@ class ChunkedRun(PartsRun):
 
 
 def kept_of(node: Node) -> Tensor:
-    """A map that a module keeps from one chunk to the next, as a tensor: on the device, or gathered in host memory."""
+    """A map that a module keeps from one chunk to the next, or this worker's band of it, as a tensor: on the device, or
+    gathered in host memory."""
     outside = carried(node)
-    whole = node.op.whole(node) if outside is None else outside.gathered()
+    whole = here(node).whole(node) if outside is None else outside.gathered()
     assert whole is not None, "what is kept has been computed"
     return whole

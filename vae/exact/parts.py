@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .engine import ExactRun
-from .operations.graph import Node
+from .operations.graph import Leaf, Node
 from .operations.leaves import Held
-from .planning.schedule import SlabRows
+from .planning.schedule import Schedule, SlabRows
 from .recording.record import Recorded
 from .recording.value import CannotRecord, Value
 from .runner import Target, into
+from .running.banded import here
 from .running.carried import Carried, carried
 from .running.kernels import Kernels
 from .running.parking import Parking
+from .running.stream import Taker
 
 ModulePart = Callable[..., Sequence[Tensor]]
 PlaceOf = Callable[[Node], Tensor]
@@ -86,21 +88,23 @@ class PartsRun(ExactRun):
     ) -> list[Tensor]:
         with self.recorder:
             # Nothing here is to hold what is recorded: it would pass for what the module keeps.
-            nodes = _nodes(step(*map(self.recorder.leaf, parts), *([opened()] if opened else [])))
+            nodes = _nodes(step(*map(self._opened, parts), *([opened()] if opened else [])))
             self.recorder.flush()
         self.report.materialised = self.recorder.materialised
         # In the order of their recording, which is the next chunk's too: chunks that are alike have one plan.
         alive = sorted(self.recorder.live, key=lambda recorded: recorded.node.order)
         keep = {recorded.node: None for recorded in alive if not self._stays(recorded.node)}
         outs = [self._result(node) if result is None else result(node) for node in nodes]
-        targets: list[Target] = [out if result is None else into(out, node) for node, out in zip(nodes, outs)]
+        targets: list[Target] = [out if result is None else self._into(out, node) for node, out in zip(nodes, outs)]
         if self.outside:
             kept = self._send(list(zip(nodes, targets)), keep)
         else:
             tensors = {node: self._empty(node) for node in keep}
             # A chunk may keep what it returns: written to both.
-            self._execute([*zip(nodes, targets), *tensors.items()], allocated=True)
-            kept = {node: _held(node, tensor) for node, tensor in tensors.items()}
+            self._fill([*zip(nodes, targets), *tensors.items()])
+            kept = {
+                node: self._there(node, Held(tensor, node.rows.dim, node.rows.unit)) for node, tensor in tensors.items()
+            }
         self.report.condense()
         del self._explained[:-LAST]
         for recorded in alive:
@@ -111,18 +115,37 @@ class PartsRun(ExactRun):
 
     def _stays(self, node: Node) -> bool:
         """Whether a map that the module keeps is where it is to be."""
-        return node.op.is_tensor or carried(node) is not None
+        return here(node).is_tensor or carried(node) is not None
 
     def _send(self, results: Sequence[tuple[Node, Target]], keep: Iterable[Node]) -> dict[Node, Node]:
         """Computes a chunk, and sends what is kept of it to host memory."""
         stores = {node: self._store(node) for node in keep}
-        pairs: list[tuple[Node, Target]] = [*results, *((node, store.append) for node, store in stores.items())]
-        schedule = self._execute(pairs, allocated=True, sent=stores)
-        before, self._sent = self._sent, sum(node.bytes for node in stores)
+        pairs: list[tuple[Node, Target]] = [
+            *results,
+            *((node, self._onto(store, node)) for node, store in stores.items()),
+        ]
+        schedule = self._fill(pairs, stores)
+        before, self._sent = self._sent, sum(store.node.bytes for store in stores.values())
         self.report.carried = max(self.report.carried, before + self._sent)
         for node, store in stores.items():
             self._end(store, schedule.sent[node])
-        return {node: store.node for node, store in stores.items()}
+        return {node: self._there(node, store) for node, store in stores.items()}
+
+    def _fill(self, pairs: Sequence[tuple[Node, Target]], sent: Collection[Node] = ()) -> Schedule:
+        """Computes outputs of a part, each to where it goes."""
+        return self._execute(pairs, allocated=True, sent=sent)
+
+    def _into(self, out: Tensor, node: Node) -> Taker:
+        """What puts the rows of a map into a tensor of :meth:`_empty`'s size."""
+        return into(out, node)
+
+    def _onto(self, store: Carried, node: Node) -> Taker:
+        """What sends the rows of a map to a store of :meth:`_store`."""
+        return store.append
+
+    def _there(self, node: Node, leaf: Leaf) -> Node:
+        """A map that outlives its part, for the next one."""
+        return Node(leaf, (), node.shape, node.dtype, node.device, node.rows)
 
     def _store(self, node: Node) -> Carried:
         return Carried(node, Kernels(node.device), node.dtype, self._parking(node.device))
@@ -133,10 +156,14 @@ class PartsRun(ExactRun):
 
     def _empty(self, node: Node) -> Tensor:
         """For what the module keeps."""
-        return node.empty(node.rows.count)
+        return torch.empty(self._shape(node), dtype=node.dtype, device=node.device)
 
     def _result(self, node: Node) -> Tensor:
-        return torch.zeros(node.shape, dtype=self.out_dtype or node.dtype, device=self.out_device or node.device)
+        return torch.zeros(self._shape(node), dtype=self.out_dtype or node.dtype, device=self.out_device or node.device)
+
+    def _shape(self, node: Node) -> Sequence[int]:
+        """Of what is gathered of a map."""
+        return node.shape
 
     def _parking(self, device: torch.device) -> Parking | None:
         if self.parking is None:
@@ -145,7 +172,7 @@ class PartsRun(ExactRun):
 
     def _held(self) -> list[Tensor]:
         """What the module keeps of a chunk for the next one."""
-        found = (recorded.node.op.whole(recorded.node) for recorded in list(self.recorder.live))
+        found = (here(recorded.node).whole(recorded.node) for recorded in list(self.recorder.live))
         return [tensor for tensor in found if tensor is not None]
 
     def close(self) -> None:
@@ -159,7 +186,3 @@ def _nodes(results: Sequence[Tensor]) -> list[Node]:
         if not isinstance(result, Recorded):
             raise CannotRecord("a chunk's result is not of its frames")
     return [result.node for result in results]  # type: ignore[attr-defined]
-
-
-def _held(node: Node, tensor: Tensor) -> Node:
-    return Node(Held(tensor, node.rows.dim, node.rows.unit), (), node.shape, node.dtype, node.device, node.rows)

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from ..running.banded import Gift
 
+ASKER = -1  # rank of whoever has the workers compute, and takes what they hand on
+
 
 class PeerLost(Exception):
     """A worker is gone, or gave up: what was to come from it does not.

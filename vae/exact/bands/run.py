@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from typing import Any
 
@@ -13,16 +13,18 @@ from torch import Tensor
 from ..cutting.exchange import exchanged
 from ..cutting.share import Share
 from ..engine import DoesNotFit, ExactRun, attend
-from ..operations.graph import Node, Rows
+from ..operations.graph import Leaf, Node, Rows
 from ..operations.leaves import Held
 from ..planning.choice import PlannedBefore
 from ..planning.planner import Planner
 from ..planning.schedule import Schedule
 from ..planning.search import Search
 from ..recording.record import Recorded, Recorder
-from ..runner import PassRunner, into
+from ..recording.value import CannotRecord
+from ..runner import PassRunner, Target, into
 from ..running.banded import Banded, banded
 from ..running.kernels import Kernels
+from ..running.stream import Taker
 from .attend import AttendBands
 from .passes import BandPasses
 from .peers import Peers
@@ -43,9 +45,11 @@ class BandRun(ExactRun):
 
     Attributes:
         height: rows of the whole input, where :meth:`run` is given this worker's band of it; None: it is given all.
+        unbroken: a function that asks for a whole map ends the run.
     """
 
     height: int | None = None
+    unbroken = False
 
     def __init__(
         self, share: Share, peers: Peers, *others: Any, attend: Callable[..., Tensor] = attend, **named: Any
@@ -58,6 +62,8 @@ class BandRun(ExactRun):
     def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The band of ``module(x, *args, **kwargs)``, (B, C, [T,] rows, W); see :meth:`Share.rows` for which rows.
 
+        Where strips are cut along frames, so are bands.
+
         Args:
             x: all rows of the input, or with :attr:`height` those of the band.
 
@@ -68,31 +74,58 @@ class BandRun(ExactRun):
         node = self._record(module, x, *args, **kwargs)
         if isinstance(node, Tensor):
             # The module put it together itself, of maps that every worker was given whole.
-            first, stop = self.band.rows(node.shape[-2])
-            band = node[..., first:stop, :]
+            dim = node.ndim - 1 - self.recorder.place
+            first, stop = self.band.rows(node.shape[dim])
+            band = node.narrow(dim, first, stop - first)
             return band if self.out_dtype is None else band.to(self.out_device, self.out_dtype)
         dtype, device = self.out_dtype or node.dtype, self.out_device or node.device
         on = node.device if self._gathers(node, device) else device
-        band = self.new(node.slab_shape(self.band.height(node)), dtype, on)
-        given, self.beside = self.beside, [*self.beside, band.nbytes] if on.type == node.device.type else self.beside
-        try:
-            self._execute([(node, into(band, node, self.band.of_node(node)[0]))], allocated=True)
-        finally:
-            self.beside = given
+        band = self.new(self._shape(node), dtype, on)
+        self._fill([(node, band)])
         self.close()
         return band.to(device)
+
+    def _shape(self, node: Node) -> Sequence[int]:
+        return node.slab_shape(self.band.height(node))
+
+    def _fill(self, pairs: Sequence[tuple[Node, Target]], sent: Collection[Node] = ()) -> Schedule:
+        """Computes maps, each into a tensor of this worker's band."""
+        bands = [(node, out) for node, out in pairs if isinstance(out, Tensor)]
+        given = self.beside
+        self.beside = [*given, *(band.nbytes for node, band in bands if band.device.type == node.device.type)]
+        filling = [(node, self._into(out, node) if isinstance(out, Tensor) else out) for node, out in pairs]
+        try:
+            return self._execute(filling, allocated=True, sent=sent)
+        finally:
+            self.beside = given
+
+    def _into(self, out: Tensor, node: Node) -> Taker:
+        return into(out, node, self.band.of_node(node)[0])
 
     def _opened(self, x: Tensor) -> Recorded:
         if self.height is None:
             return super()._opened(x)
-        shape = (*x.shape[:-2], self.height, x.shape[-1])
-        dim = x.ndim - 2
-        node = Node(Held(x, dim), (), shape, x.dtype, x.device, Rows(dim, self.height))
-        node.op = Banded(node, Held(x, dim), self.band, Kernels(x.device))
+        return self._of_band(x.shape, x.dtype, self.height, Held(x, x.ndim - 1 - self.recorder.place), x.device)
+
+    def _of_band(
+        self, shape: Sequence[int], dtype: torch.dtype, height: int, held: Leaf, device: torch.device
+    ) -> Recorded:
+        """A map of which this worker has its band.
+
+        Args:
+            shape: of the band.
+            height: rows of the whole map.
+        """
+        dim = len(shape) - 1 - self.recorder.place
+        whole = (*shape[:dim], height, *shape[dim + 1 :])
+        node = Node(held, (), whole, dtype, device, Rows(dim, height))
+        node.op = Banded(node, held, self.band, Kernels(device))
         return Recorded(node, self.recorder)
 
     def _materialise(self, node: Node) -> Tensor:
         """A whole map, which every worker has from now on."""
+        if self.unbroken:
+            raise CannotRecord(f"{self.recorder.materialised[-1]} asks for a whole map")
         out = torch.empty(node.shape, dtype=node.dtype, device=node.device)
         self._execute([(node, out)], allocated=True)
         self._complete([(node, out)])
@@ -141,9 +174,9 @@ class BandRun(ExactRun):
             fits = True
             if self.band.rank == 0:
                 schedule, fits = self._found(planner, within)
-                self._send((planner.remember(schedule.choice), fits))
+                self._give_plan((planner.remember(schedule.choice), fits))
             else:
-                found, fits = self._sent()
+                found, fits = self._take_plan()
                 schedule = planner.again(found)
             peaks = self._told(schedule.peak)
             over = max(peak / max(1.0, budget) for peak, budget in zip(peaks, budgets))
@@ -178,10 +211,10 @@ class BandRun(ExactRun):
             for rank in range(self.band.workers)
         ]
 
-    def _send(self, found: tuple[PlannedBefore, bool]) -> None:
+    def _give_plan(self, found: tuple[PlannedBefore, bool]) -> None:
         self.peers.give((next(self.steps), "plan"), [found], self.band.others)
 
-    def _sent(self) -> tuple[PlannedBefore, bool]:
+    def _take_plan(self) -> tuple[PlannedBefore, bool]:
         found: tuple[PlannedBefore, bool] = self.peers.take((next(self.steps), "plan"), 0)(torch.device("cpu"))[0]
         return found
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..running.banded import Gift
-from .peers import PeerLost, Peers
+from .peers import ASKER, PeerLost, Peers
 
 Made = TypeVar("Made")
 
@@ -64,14 +64,17 @@ def on(thing: Any, device: torch.device) -> Any:
     return thing.to(device) if isinstance(thing, Tensor) else thing
 
 
-def together(work: Callable[[int, ThreadPeers], Made], workers: int) -> list[Made]:
+def together(
+    work: Callable[[int, ThreadPeers], Made], workers: int, beside: Callable[[ThreadPeers], None] | None = None
+) -> list[Made]:
     """What each of several workers makes, in threads of their own.
 
     Args:
         work: (rank, the other workers) -> what it makes.
+        beside: what the caller does meanwhile, as one of them (:data:`.peers.ASKER`).
 
     Raises:
-        Whatever the first worker that failed raised.
+        Whatever the caller's own work, or the first worker that failed, raised.
     """
     table, made, errors = Table(), dict[int, Made](), dict[int, BaseException]()
 
@@ -90,8 +93,15 @@ def together(work: Callable[[int, ThreadPeers], Made], workers: int) -> list[Mad
     ]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    try:
+        if beside is not None:
+            beside(ThreadPeers(table, ASKER))
+    except BaseException:
+        table.fail(ASKER)
+        raise
+    finally:
+        for thread in threads:
+            thread.join()
     if errors:
         own = [error for error in errors.values() if not isinstance(error, PeerLost)]
         raise (own or list(errors.values()))[0]

@@ -58,7 +58,7 @@ class CountedPass:
         sent = (node for node, purpose in one.results if purpose == "sent")
         stored = {
             **{node: self._store(node) for node in one.stored},
-            **{node: Carried(node, kernels, node.dtype, self.beyond) for node in sent},
+            **{node: self._carried(node) for node in sent},
         }
         stream = Stream(self.windows, leaves, self._takers(stored), {}, kernels)
         self._run(stream, layouts)
@@ -104,7 +104,7 @@ class CountedPass:
         if layout is None:
             return There(self.kernels, node)
         if carried(node):
-            store: RowStore = Carried(node, self.kernels, node.dtype, self.beyond)
+            store: RowStore = self._carried(node)
             of_row = node.row_bytes
         else:
             store, of_row = self._store(node), node.row_elements * kept_dtype(node, self.choice).itemsize
@@ -132,9 +132,14 @@ class CountedPass:
         return is_parked(node, self.choice) or carried(node) is not None
 
     def _store(self, node: Node) -> RowStore:
+        return make_store(node, self.choice, self.kernels, self.pages, self.parking, self._own(node))
+
+    def _carried(self, node: Node) -> Carried:
+        return Carried(self._own(node), self.kernels, node.dtype, self.beyond)
+
+    def _own(self, node: Node) -> Node:
         share = self.windows.share
-        rows = node if share.is_whole else own_rows(node, share)
-        return make_store(node, self.choice, self.kernels, self.pages, self.parking, rows)
+        return node if share.is_whole else own_rows(node, share)
 
     def _takers(self, stored: Mapping[Node, RowStore]) -> dict[Node, list[Taker]]:
         takers: dict[Node, list[Taker]] = {}

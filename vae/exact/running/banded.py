@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..cutting.share import Share
-from ..operations.graph import Leaf, Node, Rows
+from ..operations.graph import Leaf, Node, Op, Rows
 
 #: Brings what another worker gave to a device; may be called again.
 Gift = Callable[[torch.device], list[Any]]
@@ -36,8 +36,8 @@ class Banded(Leaf):
     """
 
     def __init__(self, node: Node, held: Leaf, share: Share, kernels: Any) -> None:
-        # Not the node itself, whose operation this will be.
-        self.node = Node(self, (), node.shape, node.dtype, node.device, node.rows)
+        # Not the node itself, whose operation this will be: what outlives it would be held by it.
+        self.node = Node(Leaf(), (), node.shape, node.dtype, node.device, node.rows)
         self.held, self.kernels = held, kernels
         self.first, self.stop = share.of_node(node)
         self.beside: list[tuple[int, int, Any]] = []
@@ -80,7 +80,6 @@ class Banded(Leaf):
         self.beside.clear()
         self.parts = None
         self.held.free()
-        self.held = Leaf()  # not the tensor, which would stay as long as this and its node hold each other
 
 
 def own_rows(node: Node, share: Share) -> Node:
@@ -93,3 +92,8 @@ def own_rows(node: Node, share: Share) -> Node:
 def banded(node: Node) -> Banded | None:
     """A map of which this worker holds its band; None for any other."""
     return node.op if isinstance(node.op, Banded) else None
+
+
+def here(node: Node) -> Op:
+    """Where this worker's rows of a map lie: all of them, or its band."""
+    return node.op.held if isinstance(node.op, Banded) else node.op

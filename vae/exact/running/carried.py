@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..operations.graph import Node, Rows
 from ..operations.leaves import Held
+from .banded import here
 from .kernels import Kernels
 from .parking import Parking
 from .stores import Parked, rows_of
@@ -102,9 +103,11 @@ class Carried(Parked):
 
     def gathered(self) -> Tensor:
         """The whole map in host memory, once it is there."""
-        return torch.cat([self.parking.held(ticket) for _, _, ticket in self.parts], self.node.rows.dim)
+        none = torch.empty(self.node.slab_shape(0), dtype=self.node.dtype)  # of a band without rows
+        return torch.cat([none, *(self.parking.held(ticket) for _, _, ticket in self.parts)], self.node.rows.dim)
 
 
 def carried(node: Node) -> Carried | None:
-    """Where a map lies that a chunk left in host memory; None for any other."""
-    return node.op if isinstance(node.op, Carried) else None
+    """Where a map, or this worker's band of it, lies that a chunk left in host memory; None for any other."""
+    found = here(node)
+    return found if isinstance(found, Carried) else None
