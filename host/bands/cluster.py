@@ -19,7 +19,7 @@ from ...memory.accelerator import random_state, set_random_state
 from ...vae.exact.bands.peers import ASKER
 from ..core.compat import comfyui_version
 from ..core.device import GB
-from .crew import MOST_TRIES, NARROWER, CrewReport, Task, raise_unless_done, report_of, shares, take_frames
+from .crew import MOST_TRIES, NARROWER, CrewReport, Task, raise_unless_done, report_of, shares, talk
 from .joining import TO_ANSWER, join
 from .named import NamedCluster
 from .remote import RayPeers
@@ -187,13 +187,13 @@ class RayCrew:
     ) -> list[dict[str, Any]]:
         """What each worker says in the end."""
         board = self.ray.remote(self.carried.Board).options(num_cpus=0, max_concurrency=1000).remote()
-        drawn, asked = packed(random_state(task.device)), list[Any]()
-        for one, share, budget in zip(crew, shares(budgets, task.height), budgets):
+        drawn, asked, bands = packed(random_state(task.device)), list[Any](), shares(budgets, task.height)
+        for one, share, budget in zip(crew, bands, budgets):
             work = {**plain(task.part(share, budget)), "random": drawn}
             asked.append(one.actor.band.remote(board, share.rank, list(share.cuts), share.grain, key, work))
         try:
-            if task.on_chunk is not None:
-                take_frames(Asker(board, partial(self._look, asked, task, board)), len(asked), task)
+            if task.talks:
+                talk(Asker(board, partial(self._look, asked, task, board)), bands, task)
             self._watched(asked, task, board)
         except BaseException:
             self.ray.get(board.fail.remote(0, "was cancelled"), timeout=TO_ANSWER)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import count
 from typing import Any, Protocol
 
@@ -18,7 +17,7 @@ from ...vae.exact.bands.peers import PeerLost, Peers
 from ...vae.exact.cutting.share import Share
 from ..core.compat import interruptions, out_of_memory_kind
 from ..video.along import ALONG
-from .work import FRAMES, GO, HOST, STATE, BandWork, dim_of
+from .work import ANSWERED, END, GO, HOST, SAID, STATE, WANTS, BandWork, dim_of
 
 State = dict[str, Tensor]
 
@@ -45,6 +44,8 @@ class Task:
         on_chunk: of a video whose chunks are handed on as they are done, and kept nowhere: called with the frames
             before a chunk, the chunk in one or more pieces (1, C, t, H, W), and what gives the state behind it.
         begins: of such a video, asked at each try: frames that are there already, and the state behind them.
+        brings: of a video whose frames come as they are needed, ``x`` being a likeness of all of them: asked at each
+            try for the chunks.
     """
 
     model: Any
@@ -60,6 +61,12 @@ class Task:
     along: str = "rows"
     on_chunk: Callable[[int, list[Tensor], Callable[[], State]], None] | None = None
     begins: Callable[[], tuple[int, State]] = lambda: (0, {})
+    brings: Callable[[], Iterator[Tensor]] | None = None
+
+    @property
+    def talks(self) -> bool:
+        """Whether there is more to be said than the result."""
+        return self.on_chunk is not None or self.brings is not None
 
     @property
     def height(self) -> int:
@@ -69,9 +76,10 @@ class Task:
     def part(self, share: Share, budget: float) -> BandWork:
         """A worker's part."""
         done, state = (0, {}) if self.on_chunk is None else self.begins()
+        x = self.x if self.brings is None else self.x[:, :, :1]
         return BandWork(
             self.method,
-            _cut(self.x, share, dim_of(self.along)),
+            _cut(x, share, dim_of(self.along)).contiguous(),
             self.height,
             self.dtype,
             budget,
@@ -80,6 +88,7 @@ class Task:
             self.rows,
             self.along,
             self.on_chunk is not None,
+            0 if self.brings is None else self.x.shape[2],
             done,
             {name: _entry(entry, share) for name, entry in state.items()},
         )
@@ -135,29 +144,60 @@ def report_of(names: Sequence[str], answers: Sequence[dict[str, Any]], budgets: 
     return made
 
 
-def take_frames(peers: Peers, workers: int, task: Task) -> None:
-    """Takes a video's frames from workers, chunk by chunk, until there are no more or a worker is gone."""
-    assert task.on_chunk is not None
-    ranks = range(workers)
+def talk(peers: Peers, bands: Sequence[Share], task: Task) -> None:
+    """With workers, about a video that comes, or is handed on, chunk by chunk: until it is over, or one of them is
+    gone. The other side is :class:`.work.Talk`."""
+    asker, coming = _Asker(peers, bands), iter(list[Tensor]())
     with suppress(PeerLost):  # the workers' answers tell why
-        for number in count():
-            given = [peers.take((FRAMES, number), rank)(HOST) for rank in ranks]
-            at, *_ = given[0]
-            if at is None:
-                return
-            pieces = [torch.cat(bands, -2) for bands in zip(*(bands for _, *bands in given))]
-            turns = count()
-            task.on_chunk(at, pieces, partial(_state, peers, ranks, number, turns))
-            peers.give((GO, number, next(turns)), ["on"], ranks)
+        while (word := asker.hear()) != END:
+            at, *_ = asker.heard[0]
+            if word == WANTS:
+                assert task.brings is not None
+                coming = coming if at else task.brings()  # from the beginning, where another way is tried
+                asker.give(next(coming))
+                continue
+            assert task.on_chunk is not None
+            pieces = [torch.cat(found, -2) for found in zip(*(found for _, *found in asker.heard))]
+            task.on_chunk(at, pieces, asker.state)
+            asker.say(GO)
 
 
-def _state(peers: Peers, ranks: Sequence[int], number: int, turns: Iterator[int]) -> State:
-    """What is kept behind a chunk, put together of the workers' bands; of what all of them have, the first one's."""
-    peers.give((GO, number, next(turns)), [STATE], ranks)
-    given = [peers.take((STATE, number), rank)(HOST) for rank in ranks]
-    names, in_bands, *_ = given[0]
-    entries = zip(names, zip(*(found for _, _, *found in given)))
-    return {name: torch.cat(found, -2) if name in in_bands else found[0] for name, found in entries}
+class _Asker:
+    """Whoever asked, in talk with all workers.
+
+    Attributes:
+        heard: what each of them said last, behind its first word.
+    """
+
+    def __init__(self, peers: Peers, bands: Sequence[Share]) -> None:
+        self.peers, self.bands = peers, bands
+        self.turn, self.answers = count(), count()
+        self.heard: list[list[Any]] = []
+
+    def hear(self) -> str:
+        """What all of them say next: its first word."""
+        key = (SAID, next(self.turn))
+        given = [self.peers.take(key, share.rank)(HOST) for share in self.bands]
+        self.heard = [list(things) for _, *things in given]
+        return str(given[0][0])
+
+    def say(self, word: str) -> None:
+        """To all of them."""
+        self.peers.give((ANSWERED, next(self.answers)), [word], [share.rank for share in self.bands])
+
+    def give(self, x: Tensor) -> None:
+        """Its band to each of them."""
+        key = (ANSWERED, next(self.answers))
+        for share in self.bands:
+            self.peers.give(key, [_cut(x, share, -2).contiguous()], [share.rank])
+
+    def state(self) -> State:
+        """What is kept behind the chunk that they handed on, put together; of what all have, the first one's."""
+        self.say(STATE)
+        self.hear()
+        names, in_bands, *_ = self.heard[0]
+        entries = zip(names, zip(*(found for _, _, *found in self.heard)))
+        return {name: torch.cat(found, -2) if name in in_bands else found[0] for name, found in entries}
 
 
 def _entry(entry: Tensor, share: Share) -> tuple[Tensor, int]:

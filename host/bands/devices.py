@@ -14,7 +14,7 @@ from torch import Tensor
 from ...memory.accelerator import device_name
 from ...vae.exact.bands.threads import ThreadPeers, together
 from ..core.device import memory_budget
-from .crew import CrewReport, Task, raise_unless_done, report_of, shares, take_frames
+from .crew import CrewReport, Task, raise_unless_done, report_of, shares, talk
 from .work import computed
 
 
@@ -56,8 +56,7 @@ class DeviceCrew:
                 peers.table.fail(rank)
             return {**answer, "measured": peers.received}
 
-        taking = partial(take_frames, workers=len(bands), task=task)
-        answers = together(work, len(bands), None if task.on_chunk is None else taking)
+        answers = together(work, len(bands), partial(talk, bands=bands, task=task) if task.talks else None)
         raise_unless_done(names, answers)
         return [answer["band"] for answer in answers], report_of(names, answers, self.budgets)
 

@@ -32,8 +32,10 @@ from ..video.along import OUTSIDE, first_way, is_chunked, others
 
 HOST = torch.device("cpu")
 STEPS = 40  # bits of the numbers of what is exchanged on one way
-#: What is given by whoever asked, and to it: frames of a chunk, what is kept behind it, and the word to go on.
-FRAMES, STATE, GO = "frames", "state", "go"
+#: What workers say to whoever asked: frames of a chunk, what is kept behind it, which chunk they want, and that it is
+#: over; it answers with what is wanted, or to go on.
+FRAMES, STATE, WANTS, END, GO = "frames", "state", "wants", "end", "go"
+SAID, ANSWERED = "said", "answered"
 
 
 def dim_of(along: str) -> int:
@@ -55,8 +57,10 @@ class BandWork:
         rows: of the result in a strip; 0 = by the budget.
         along: what bands are cut along: rows or frames.
         hands_on: the result is handed on chunk by chunk, and kept nowhere.
-        done: frames of it that are there already. state: what is kept behind them, by place: tensors, of which there
-            are more rows in all than a worker's band has (0: it is no map).
+        frames: of the input, which comes chunk by chunk, the band being a likeness of one of them; 0: the band is all
+            of it.
+        done: frames of the result that are there already. state: what is kept behind them, by place: tensors, of which
+            there are more rows in all than a worker's band has (0: it is no map).
     """
 
     method: str
@@ -69,6 +73,7 @@ class BandWork:
     rows: int = 0
     along: str = "rows"
     hands_on: bool = False
+    frames: int = 0
     done: int = 0
     state: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
 
@@ -76,6 +81,11 @@ class BandWork:
     def dim(self) -> int:
         """That is cut into bands."""
         return dim_of(self.along)
+
+    @property
+    def by_chunks(self) -> bool:
+        """Whether it comes so, or is handed on so: there is no other way."""
+        return self.hands_on or bool(self.frames)
 
 
 def computed(
@@ -113,13 +123,13 @@ def computed(
 def _computed(
     model: Any, work: BandWork, share: Share, peers: Peers, device: torch.device, on_strip: Callable[[float], None]
 ) -> dict[str, Any]:
-    least, handing = list[int](), Handing(peers, share)
+    least, talk = list[int](), Talk(peers)
     with torch.inference_mode():
         for number, way in enumerate(_agreed(peers, share, _ways(model, work, device))):
             run = _run(model, work, share, peers, device, way, on_strip)
             run.steps = count(number << STEPS)  # no way takes what another one was given
             try:
-                band = _by(run, model, work, device, handing)
+                band = _by(run, model, work, device, talk)
             except DoesNotFit as error:
                 least.append(error.least)
                 continue
@@ -130,7 +140,7 @@ def _computed(
                 "status": "done",
                 "band": band,
                 "way": way,
-                "rows": handing.rows if band is None else band.shape[work.dim],
+                "rows": talk.rows if band is None else band.shape[work.dim],
                 "peak": report.peak,
                 "received": report.received,
                 "strips": report.strips,
@@ -153,13 +163,13 @@ def _ways(model: Any, work: BandWork, device: torch.device) -> list[str]:
     if work.along == "frames":
         return ["frames"]
     chunks = _chunks(model, work)
-    first = "chunks" if work.hands_on else first_way(chunks)
-    further = others(first, chunks, device, _figures(device).link, work.hands_on)
+    first = "chunks" if work.by_chunks else first_way(chunks)
+    further = others(first, chunks, device, _figures(device).link, work.by_chunks)
     return [first, *(way for way in further if way != "frames")]
 
 
 def _chunks(model: Any, work: BandWork) -> type[Chunks] | None:
-    is_video = work.band.ndim == 5 and work.band.shape[0] == 1 and work.band.shape[2] > 1
+    is_video = work.band.ndim == 5 and work.band.shape[0] == 1 and max(work.frames, work.band.shape[2]) > 1
     return strips_of(model, Direction(work.method)) if is_video else None
 
 
@@ -201,7 +211,7 @@ def _figures(device: torch.device) -> Figures:
     return figures_of(device, link_speed(device), in_strips(workspaces_on(device)))
 
 
-def _by(run: BandRun, model: Any, work: BandWork, device: torch.device, handing: Handing) -> Tensor | None:
+def _by(run: BandRun, model: Any, work: BandWork, device: torch.device, talk: Talk) -> Tensor | None:
     """The band of the result; None where it is handed on chunk by chunk."""
     options = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in work.options.items()}
     if "device" in options:
@@ -211,9 +221,20 @@ def _by(run: BandRun, model: Any, work: BandWork, device: torch.device, handing:
         x = work.band.to(device=device, dtype=work.dtype)
         run.beside = [x.nbytes]
         return run.run(module, x, **options).contiguous()
-    run.bring = lambda part: part.to(device=device, dtype=work.dtype)
-    if not work.hands_on:
-        return run.run(module, work.band, **options).contiguous()
+    run.bring, band = lambda part: part.to(device=device, dtype=work.dtype), work.band
+    if work.frames:
+        band = band.expand(-1, -1, work.frames, -1, -1)
+        run.fetch = lambda part, start, stop: talk.chunk(start).to(device=device, dtype=work.dtype)
+    if work.hands_on:
+        _hand_on(run, module, work, device, talk)
+        return None
+    found = run.run(module, band, **options).contiguous()
+    if work.frames:
+        talk.end()
+    return found
+
+
+def _hand_on(run: ChunkedBand, module: Callable[..., Any], work: BandWork, device: torch.device, talk: Talk) -> None:
     begin, state = run.begin, {name: band for name, (band, _) in work.state.items()}
 
     def put(name: str, band: Tensor) -> Any:
@@ -221,26 +242,25 @@ def _by(run: BandRun, model: Any, work: BandWork, device: torch.device, handing:
         return run.restored(band, device, height) if height else band.to(device)
 
     run.begin = lambda frames: begin(frames, work.done, state, put)  # type: ignore[call-arg]
-    run.after_chunk = handing.chunk_is_done
-    handing.begin(work.done)
-    run.stream(handing.take, module, work.band)
-    handing.end()
-    return None
+    run.after_chunk = talk.chunk_is_done
+    talk.begin(work.done)
+    run.stream(talk.take, module, work.band)
+    talk.end()
 
 
-class Handing:
-    """Hands the frames of chunk after chunk to whoever asked, and goes on when these are taken.
+class Talk:
+    """With whoever asked: what is done chunk by chunk is handed on, and what comes so is asked for.
 
     Attributes:
         rows: of the worker's band of a frame.
     """
 
-    def __init__(self, peers: Peers, share: Share) -> None:
-        self.peers, self.share, self.number, self.at, self.rows = peers, share, 0, 0, 0
+    def __init__(self, peers: Peers) -> None:
+        self.peers, self.said, self.heard, self.at, self.rows = peers, 0, 0, 0, 0
         self.pieces: list[Tensor] = []
 
     def begin(self, at: int) -> None:
-        """The work begins at a frame."""
+        """The work begins at a frame of the result."""
         self.at, self.pieces = at, []
 
     def take(self, piece: Tensor) -> None:
@@ -251,20 +271,31 @@ class Handing:
     def chunk_is_done(self, chunks: Any) -> None:
         """Gives its frames, and what is kept behind it, if that is asked for."""
         pieces, self.pieces = self.pieces, []
-        self.peers.give((FRAMES, self.number), [self.at, *pieces], [ASKER])
-        turn = 0
-        while self.peers.take((GO, self.number, turn), ASKER)(HOST)[0] == STATE:
-            kept = saved(chunks)
-            entries = chunks.kept().items()
+        self._say(FRAMES, self.at, *pieces)
+        while self._hear()[0] == STATE:
+            kept, entries = saved(chunks), chunks.kept().items()
             bands = [name for name, entry in entries if hasattr(entry, "node") and banded(entry.node)]
-            self.peers.give((STATE, self.number), [list(kept), bands, *kept.values()], [ASKER])
-            turn += 1
+            self._say(STATE, list(kept), bands, *kept.values())
         self.at += sum(piece.shape[2] for piece in pieces)
-        self.number += 1
+
+    def chunk(self, start: int) -> Tensor:
+        """The band of the chunk of the input that begins at a frame."""
+        self._say(WANTS, start)
+        band: Tensor = self._hear()[0]
+        return band
 
     def end(self) -> None:
-        """There are no more."""
-        self.peers.give((FRAMES, self.number), [None], [ASKER])
+        """There is no more to be said."""
+        self._say(END)
+
+    def _say(self, *things: Any) -> None:
+        self.peers.give((SAID, self.said), things, [ASKER])
+        self.said += 1
+
+    def _hear(self) -> list[Any]:
+        found = self.peers.take((ANSWERED, self.heard), ASKER)(HOST)
+        self.heard += 1
+        return found
 
 
 def follow_attention(model: Any) -> None:

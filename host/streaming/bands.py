@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ...memory import Row
 from ...vae.exact import CannotRecord, DoesNotFit
+from ..bands.crew import Task
+from ..bands.gathered import BandedPass
 from ..chunks.chunks import Chunks, chunk_at
 from ..vae.coding import Coder
 from ..vae.room import NotExact
@@ -49,13 +51,7 @@ class InBands:
             on_chunk=lambda at, pieces, save: self._hand_on(onward, at, pieces, save),
             begins=lambda: self.begins,
         )
-        try:
-            _, banded.report = banded.crew.compute(task)
-        except CannotRecord as error:
-            self.coder.fallback.unrecorded(NotExact(str(error)), self.row)
-        except DoesNotFit as error:
-            self.coder.fallback.does_not_fit(error, self.latent, self.row)
-        self.row.lines[:] = banded.describe()
+        computed(self.coder, banded, task, self.row)
 
     def _hand_on(self, onward: Onward, at: int, pieces: list[Tensor], save: Callable[[], State]) -> None:
         if at != onward.at:
@@ -69,3 +65,20 @@ class InBands:
             return state
 
         onward.border(kept)
+
+
+def computed(coder: Coder, banded: BandedPass, task: Task, row: Row) -> list[Tensor]:
+    """The bands of a video that comes, or is handed on, chunk by chunk.
+
+    Raises:
+        BudgetTooSmall, CannotBeExact, OOM_EXCEPTION, RuntimeError: as the VAE nodes do.
+    """
+    bands: list[Tensor] = []
+    try:
+        bands, banded.report = banded.crew.compute(task)
+    except CannotRecord as error:
+        coder.fallback.unrecorded(NotExact(str(error)), row)
+    except DoesNotFit as error:
+        coder.fallback.does_not_fit(error, task.x, row)
+    row.lines[:] = banded.describe()
+    return bands

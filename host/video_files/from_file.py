@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from ..chunks.families import chunks_of
 from ..core.cancel import AskedAtEachFunction
 from ..core.compat import device_context, is_out_of_memory, show_on_node
 from ..measure.runs import Following, measured, notice
+from ..streaming.bands import computed
 from ..streaming.gathered import exactly
 from ..streaming.strips import fits_as_module, growing, run_strips
 from ..vae.coding import Coder
@@ -28,7 +29,7 @@ from ..vae.geometry import least_cells, require_disk
 from ..vae.preview import Cancelling
 from ..vae.room import free_others, give_back
 from ..vae.settings import VAESettings
-from ..vae.wrapper import is_tileable, low_memory_vae
+from ..vae.wrapper import is_tileable, low_memory_vae, workers_of
 from .host_video import Frames
 
 AT_ONCE = 8  # frames that are read together
@@ -74,7 +75,7 @@ def encode_from_file(vae: Any, frames: Frames, resizing: Resizing, vram_budget_g
         ValueError: a video that does not fit the VAE, a disk that is too small.
         BudgetTooSmall, OOM_EXCEPTION: as the VAE nodes do.
     """
-    low = low_memory_vae(vae, VAESettings(method="exact", vram_budget_gb=vram_budget_gb))
+    low = low_memory_vae(vae, VAESettings("exact", vram_budget_gb, workers=workers_of(vae)))
     if not is_tileable(low):
         raise ValueError("vae: this VAE encodes sound, or in tiles of its own; use Get Video Components and VAE Encode")
     coder = Coder(Encode(low))
@@ -118,6 +119,8 @@ class _Encoding:
             return self._by_pictures(row)
         if chunks is None:
             return self._gathered(row)
+        if self.coder.geometry.settings.workers:
+            return self._in_bands(chunks, row)
         likeness = self._likeness()
         held = chunks(self.vae.first_stage_model, self.frames.count).held(likeness.shape)
         require_disk(held, self.vae.vae_dtype)
@@ -206,6 +209,17 @@ class _Encoding:
         row.lines += [f"exact: {chunks.by_module}", *growing(self.coder, self._likeness(), row)]
         return torch.cat(parts, 2).to(vae.vae_output_dtype())
 
+    def _in_bands(self, kind: type[Chunks], row: Row) -> Tensor:
+        """By several workers, to each of which its band of every chunk goes."""
+        likeness, banded = self._likeness(), self.coder.banded(row)
+        watch = self.coder.geometry.watch(1)
+        task = replace(
+            banded.task("encode", likeness, {}, lambda share: watch.on_strip(share, None)),
+            brings=lambda: self._prepared(kind(self.vae.first_stage_model, self.frames.count)),
+        )
+        out = computed(self.coder, banded, task, row)
+        return torch.cat(out, -2).to(self.vae.vae_output_dtype())
+
     def _in_strips(self, kind: type[Chunks], row: Row) -> Tensor:
         self.coder.room.make(0)
         likeness = self._likeness()
@@ -217,11 +231,10 @@ class _Encoding:
             assert isinstance(run, ChunkedRun)
             parts.clear()
             run.begin = partial(kind, self.vae.first_stage_model)
-            if isinstance(run, PlannedChunks):
-                run.bring = lambda part: part.to(self.vae.device, self.vae.vae_dtype)
-            else:
+            run.bring = lambda part: part.to(self.vae.device, self.vae.vae_dtype)
+            if not isinstance(run, PlannedChunks):
                 coming = self._prepared(kind(self.vae.first_stage_model, self.frames.count))
-                run.bring = lambda part: next(coming).to(self.vae.device)
+                run.fetch = lambda part, start, stop: next(coming).to(self.vae.device)
             run.stream(parts.append, self.vae.first_stage_model.encode, likeness)
             return likeness
 

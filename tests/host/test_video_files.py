@@ -462,8 +462,10 @@ def write(pixels: Tensor) -> Path:
     return path
 
 
-def test_an_encode_in_strips_where_the_module_has_no_room() -> None:
-    kind = AUTOENCODERS["wan21"]
+@pytest.mark.parametrize("name", ["wan21", "hunyuan_video"])
+def test_an_encode_in_strips_where_the_module_has_no_room(name: str) -> None:
+    """Also where something is computed of all frames behind the chunks."""
+    kind = AUTOENCODERS[name]
     pixels = eight_bits(kind.pixels(128, 112, 9))
     frames = Frames(video_of(write(pixels)))
     encode_from_file(kind.load(), frames, Resizing(), 0.0)

@@ -15,6 +15,8 @@ from headroom.host.streaming.choice import Decoding
 from headroom.host.vae import coding
 from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.host.video.along import OUTSIDE
+from headroom.host.video_files.from_file import Resizing, encode_from_file
+from headroom.host.video_files.host_video import Frames
 from headroom.memory import Row
 
 from ..nightly import NIGHTLY
@@ -23,6 +25,7 @@ from .families import psnr
 from .test_exact_vae import exact, input_of, last_row, run
 from .test_exact_vae import stock as untiled
 from .test_streaming import CHUNKED, TINY, VIDEOS, Silent, handed_on, latent, stock
+from .test_video_files import eight_bits, output, video_of, write  # noqa: F401
 
 CPU = torch.device("cpu")
 IN_CHUNKS = [*CHUNKED, "mochi", "cosmos", *TINY]
@@ -121,3 +124,18 @@ def test_less_and_less_memory(name: str, way: str, cells: int, turns_to: str, mo
     with pytest.raises(BudgetTooSmall, match="of each of devices at least"):
         go_down()
     assert list(dict.fromkeys(found)) == ["strips", turns_to]
+
+
+@pytest.mark.parametrize("name", [*CHUNKED, "ltx", "cosmos", "mochi", "sd"] if NIGHTLY else ["wan21", "hunyuan_video"])
+@pytest.mark.usefixtures("output")
+def test_a_file_is_encoded_as_its_frames_would_be(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    over(monkeypatch)
+    kind = AUTOENCODERS[name]
+    pixels = eight_bits(kind.pixels(7 * kind.shrink + 3, 5 * kind.shrink, 9))
+    video = Frames(video_of(write(pixels)))
+    found, report = encode_from_file(exact(name, workers=DEVICES), video, Resizing(), 0.0)
+    torch.manual_seed(5)
+    expected = kind.load().encode(pixels)
+    assert found.shape == expected.shape
+    assert psnr(found, expected) >= NEAR_ENOUGH
+    assert "bands of 3 workers" in report
