@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import comfy.model_management as model_management
+import folder_paths
 import numpy as np
 import pytest
 import torch
@@ -28,8 +29,13 @@ from headroom.host.bands.cluster import RayCrew, crew_of
 from headroom.host.bands.devices import DeviceCrew
 from headroom.host.bands.named import DEVICES, cluster_named, workers_path
 from headroom.host.bands.sent import SentModule, packed, put_together, taken_apart, unpacked
+from headroom.host.streaming import choice
+from headroom.host.streaming.bands import InBands
 from headroom.host.vae import coding
 from headroom.host.vae.fallback import BudgetTooSmall, CannotBeExact
+from headroom.host.video_files import to_file
+from headroom.host.video_files.from_file import Resizing, encode_from_file
+from headroom.host.video_files.host_video import Frames
 from headroom.tools.server.client import Client, PromptFailed, Result, Workflow
 from headroom.tools.server.server import Server
 from headroom.vae.exact import CannotRecord, StoreOverflow
@@ -40,6 +46,9 @@ from .conftest import ENVIRONMENT
 from .families import psnr
 from .ray_cluster import end, ray_cluster
 from .test_exact_vae import decoded, exact, goes_its_own_way, input_of, last_lines, last_row, run, stock
+from .test_streaming import stock as stock_frames
+from .test_video_files import eight_bits, read, request, video_of
+from .test_video_files import write as write_video
 from .workflows import ATTENTION, node, text_to_image
 
 ROOT = Path(__file__).parents[2]
@@ -167,6 +176,45 @@ def test_a_killed_worker_s_band_is_computed_by_the_others(crew: RayCrew) -> None
     assert last_row().notices == [f"{one.name} is gone: computed again by the other {WORKERS - 1}"]
     assert f"bands of {WORKERS - 1} workers" in last_lines()
     assert torch.equal(result, decoded(exact("sd", workers=NAME, tile_size=16), x)), "as if there had been two"
+
+
+def test_a_video_to_a_file(crew: RayCrew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Chunk by chunk, also where one of them is killed: from the last segment on the others do it."""
+    monkeypatch.setattr(folder_paths, "output_directory", str(tmp_path))
+    monkeypatch.setattr(to_file, "SEGMENT", 12)
+    x = AUTOENCODERS["wan21"].latent(16, 12, cells_in_time=9)
+    one = crew.workers[1]
+    process, killed, begun_at = crew.ray.get(one.actor.process.remote()), threading.Event(), list[int]()
+
+    class Watched(InBands):
+        def _hand_on(self, onward: Any, at: int, *others: Any) -> None:
+            begun_at.append(at)
+            super()._hand_on(onward, at, *others)
+            if at >= 17 and not killed.is_set():
+                killed.set()
+                os.kill(process, signal.SIGKILL)
+
+    monkeypatch.setattr(choice, "InBands", Watched)
+    vae = exact("wan21", workers=NAME)
+    written = to_file.decode_to_file(vae, {"samples": x}, request(), 0.0)
+    expected = eight_bits(stock_frames("wan21", x))
+    assert float((read(written.path) - expected).abs().max()) <= 1.01 / 255, "a grey level, where one is rounded"
+    assert killed.is_set()
+    assert f"{one.name} is gone: computed again by the other {WORKERS - 1}" in written.report
+    assert f"bands of {WORKERS - 1} workers" in written.report
+    assert begun_at == [0, 1, 9, 17, 17, 25], "one chunk again: not from the beginning"
+
+
+def test_a_file_to_a_latent(crew: RayCrew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each worker is given its band of a chunk when it wants it."""
+    monkeypatch.setattr(folder_paths, "output_directory", str(tmp_path))
+    kind = AUTOENCODERS["wan21"]
+    pixels = eight_bits(kind.pixels(59, 40, 13))
+    found, report = encode_from_file(
+        exact("wan21", workers=NAME), Frames(video_of(write_video(pixels))), Resizing(), 0.0
+    )
+    assert psnr(found, kind.load().encode(pixels)) >= NEAR_ENOUGH
+    assert f"bands of {WORKERS} workers" in report
 
 
 def test_a_budget_that_is_too_small_is_said_before_any_work(desk: dict[str, Any]) -> None:
