@@ -75,7 +75,7 @@ class ChunkedRun(PartsRun):
             if self.so_far is None:
                 shape = (*piece.shape[:2], self.given, *piece.shape[3:])
                 self.so_far = self.new(shape, piece.dtype, piece.device)
-                if self.so_far.device.type == x.device.type:
+                if self.so_far.device.type == self.bring(x[:, :, :1]).device.type:
                     self.beside = [*self.beside, self.so_far.nbytes]
             self.so_far[:, :, done : done + piece.shape[2]] = piece
             done += piece.shape[2]
