@@ -26,6 +26,7 @@ from torch import Tensor
 load_package()
 
 from headroom.vae.exact import ExactRun  # noqa: E402
+from headroom.vae.exact.bands.chunked import ChunkedBand  # noqa: E402
 from headroom.vae.exact.bands.peers import Peers  # noqa: E402
 from headroom.vae.exact.bands.run import BandRun  # noqa: E402
 from headroom.vae.exact.bands.threads import ThreadPeers, together  # noqa: E402
@@ -34,10 +35,12 @@ from headroom.vae.exact.cutting.share import Share  # noqa: E402
 MIB = 2**20
 WORKERS = (2, 3, 4)
 CELLS = (64, 60)  # of the pictures whose memory is measured: 512 x 480 pixels
+FEW_AND_MANY = {"wan21": (21, 81), "wan22": (21, 81), "taew21": (21, 81), "mochi": (13, 49)}  # latent frames
 HALO = 8 * MIB  # beside 1/N of a single plan: rows from others, and what a plan adds for what it does not see
 TITLES = {
     "kinds": "Every kind of autoencoder",
     "memory": "Memory of each worker, bytes between them",
+    "videos": "Videos in chunks and windows of frames",
     "cluster": "Processes of a Ray cluster",
 }
 INTRODUCTION = """# One exact encode or decode over several workers
@@ -191,6 +194,85 @@ class _Keeping(Peers):
         return self.peers.take(key, of)
 
 
+def videos() -> Section:
+    """Chunk after chunk, or in windows of frames, each of 2 to 4 workers with its band; and what two workers take of
+    four times as many frames."""
+    tests = importlib.import_module("headroom.tests.host.test_bands")
+    psnr = importlib.import_module("headroom.tests.host.families").psnr
+    section, rows, worst, lost = Section(), [], math.inf, 0
+    for name, way in [*tests.IN_CHUNKS, *((name, "windows") for name in tests.IN_WINDOWS)]:
+        work, x = tests.module_and_input(name, "decode" if way == "windows" else way, cells=5)
+        by = tests.in_windows if way == "windows" else tests.in_chunks
+        expected = _seeded(partial(work, x))
+        single, *bands = (_seeded(partial(by, work, x, number, rows=3)) for number in (1, *WORKERS))
+        alone, near = psnr(single[0], expected), min(psnr(band, expected) for band, _ in bands)
+        exchanged = all(planned == measured for _, received in bands for planned, measured in received)
+        lost += not exchanged
+        worst = min(worst, 0.0 if math.isinf(near) else near - alone)
+        most = max(measured for _, received in bands for _, measured in received)
+        shown = "decode in windows" if way == "windows" else f"{way} in chunks"
+        rows.append((f"{name}, {shown}", _decibels(near), _decibels(alone), f"{most / MIB:.2f}", x.shape[2]))
+    section.goal("PSNR of 2 to 4 workers, beside one's", "≥ -1 dB", f"{worst:.1f} dB at the worst", worst >= -1)
+    section.goal("bytes measured = planned", "all", "all" if not lost else f"all but {lost}", not lost)
+    section.table(
+        ("small models of the kind, 7 x 5 cells", "2 to 4 workers against untiled, dB", "one worker against untiled",
+         "received by one, at most, MiB", "frames that go in"),
+        rows,
+    )  # fmt: skip
+    lives = []
+    for name in ("wan21", "wan22", "taew21", "mochi"):
+        peaks = [_live_of_two(tests, name, cells) for cells in FEW_AND_MANY[name]]
+        slope = max(peaks[1]) / max(peaks[0]) - 1
+        frames = [tests.AUTOENCODERS[name].frames(cells) for cells in FEW_AND_MANY[name]]
+        section.goal(
+            f"{name}: live bytes of a worker, {frames[0]} to {frames[1]} frames", "+1 %", f"{slope:+.1%}", slope <= 0.01
+        )
+        lives.append((name, *frames, *(f"{max(peak) / MIB:.2f}" for peak in peaks)))
+    section.table(
+        ("two workers, frames handed on", "frames", "frames", "live MiB, at most", "live MiB, at most"), lives
+    )
+    return section
+
+
+def _live_of_two(tests: Any, name: str, cells: int) -> list[int]:
+    """Live bytes of each of two workers, which hand their frames on."""
+    case = _Video(tests, name, tests.module_and_input(name, "decode", cells=cells)[1])
+    together(case.run, 2)
+    return [peak_bytes(partial(case.alone, rank)) for rank in range(2)]
+
+
+@dataclass
+class _Video:
+    """A video that two workers decode chunk by chunk."""
+
+    tests: Any
+    name: str
+    x: Tensor
+    given: dict[Any, Any] = field(default_factory=dict)
+
+    def run(self, rank: int, peers: ThreadPeers) -> None:
+        """One of them."""
+        self._of(rank, _Keeping(peers, self.given))
+
+    def alone(self, rank: int) -> None:
+        """The same by itself, once the other has given all."""
+        self._of(rank, importlib.import_module("headroom.tests.unit.test_bands").Everything(self.given, rank))
+
+    def _of(self, rank: int, peers: Peers) -> None:
+        model, share = self.tests.followed(self.name), Share.of(rank, [1.0, 1.0], self.x.shape[-2])
+        attend = importlib.import_module("headroom.host.attention.in_vae").attend
+        run = ChunkedBand(
+            share,
+            peers,
+            partial(self.tests.strips_of(model, self.tests.Direction.DECODE), model),
+            rows=8,
+            attend=attend,
+        )
+        run.height = self.x.shape[-2]
+        first, stop = share.rows(self.x.shape[-2])
+        run.stream(lambda frames: None, model.decode, self.x[..., first:stop, :])
+
+
 def cluster() -> Section:
     """One and two processes of one thread each, by turns, on loopback."""
     vae = importlib.import_module("vae")
@@ -242,7 +324,7 @@ def main() -> None:
     report = Report(Path(__file__).with_suffix(".md"), INTRODUCTION, TITLES)
     with torch.inference_mode():
         for name in chosen.only:
-            report.measure(name, {"kinds": kinds, "memory": memory, "cluster": cluster}[name], 1)
+            report.measure(name, {"kinds": kinds, "memory": memory, "videos": videos, "cluster": cluster}[name], 1)
 
 
 if __name__ == "__main__":

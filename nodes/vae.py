@@ -132,9 +132,9 @@ def _workers_input() -> io.String.Input:
         default="",
         optional=True,
         advanced=True,
-        tooltip="auto and exact: several cards compute one picture together, a band of its rows each, with 1/N of the"
-        " maps. devices: all of this machine's. Otherwise a name that this server's owner gave to a Ray cluster in"
-        " user/headroom/workers.json. Empty: the VAE's device alone.",
+        tooltip="auto and exact: several cards compute one picture or video together, a band of its rows each, with"
+        " 1/N of the maps. devices: all of this machine's. Otherwise a name that this server's owner gave to a Ray"
+        " cluster in user/headroom/workers.json. Empty: the VAE's device alone.",
     )
 
 

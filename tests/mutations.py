@@ -1146,12 +1146,12 @@ VAES = (
         ),
     ),
     *_of(
-        "host/streaming/host_chunks.py",
+        "host/chunks/chunks.py",
         "host/test_streaming.py host/test_video_files.py",
         (
             "streaming: the module's cache is not put back",
-            "            chunks.keep(",
-            "            dict(",
+            "        chunks.keep(kept)",
+            "        dict(kept)",
         ),
         ("streaming: a chunk's words are not kept", "        if isinstance(entry, str):", "        if False:"),
     ),
@@ -2510,7 +2510,7 @@ TIMES = (
     ),
 )
 
-BAND_TESTS = "unit/test_bands.py host/test_bands.py host/test_workers.py"
+BAND_TESTS = "unit/test_bands.py host/test_bands.py host/test_video_over_workers.py host/test_workers.py"
 BANDS = (
     *_of(
         "vae/exact/running/stream.py",
@@ -2583,9 +2583,74 @@ BANDS = (
         ("workers: a cluster without a token is joined", '"RAY_AUTH_MODE": "token"', '"RAY_AUTH_MODE": "disabled"'),
     ),
     *_of(
+        "vae/exact/bands/chunked.py",
+        BAND_TESTS,
+        (
+            "bands: what a chunk keeps in RAM lies as in the whole map",
+            "store.append(first - begin, slab, own)",
+            "store.append(first, slab, own)",
+        ),
+        (
+            "bands: what is computed of all frames passes for a whole map",
+            "self.heights[id(out)] = node.rows.count * node.rows.unit",
+            "self.heights[id(out)] = own[node.rows.dim]",
+        ),
+    ),
+    *_of(
+        "vae/exact/chunked.py",
+        "emulator/test_bands.py",
+        (
+            "chunks: a result in host memory counts on the card",
+            "if self.so_far.device.type == self.bring(x[:, :, :1]).device.type:",
+            "if self.so_far is not None:",
+        ),
+    ),
+    *_of(
+        "vae/exact/bands/talk.py",
+        BAND_TESTS,
+        (
+            "workers: the state behind a chunk is the first one's band",
+            "torch.cat(found, -2) if name in in_bands else found[0]",
+            "found[0]",
+        ),
+        (
+            "workers: another way goes on in the middle of the file",
+            "coming = coming if at else brings()",
+            "coming = coming if bands is None else brings()",
+        ),
+    ),
+    *_of(
+        "host/bands/work.py",
+        BAND_TESTS,
+        (
+            "workers: one way takes what another was given",
+            "run.steps = count(number << STEPS)",
+            "run.steps = count(number >> STEPS)",
+        ),
+        ("workers: a video begins anew instead of going on", "begin(frames, work.done, state, put)", "begin(frames)"),
+    ),
+    *_of(
+        "host/streaming/bands.py",
+        BAND_TESTS,
+        (
+            "workers: one that dies costs the whole video",
+            "self.begins = (onward.at, state)",
+            "self.begins = self.begins",
+        ),
+    ),
+    *_of(
+        "host/video_files/from_file.py",
+        "host/test_video_files.py",
+        (
+            "video encode: what sees all frames asks the file for another one",
+            "run.fetch = lambda part, start, stop: next(coming)",
+            "run.bring = lambda part: next(coming)",
+        ),
+    ),
+    *_of(
         "host/bands/gathered.py",
         BAND_TESTS,
-        ("workers: bands lie over each other", "first += band.shape[-2]", "first += 0"),
+        ("workers: bands lie over each other", "first += band.shape[dim]", "first += 0"),
     ),
     *_of(
         "host/bands/crew.py",

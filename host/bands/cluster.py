@@ -17,14 +17,14 @@ from torch import Tensor
 from ...graph.version import pack_version
 from ...memory.accelerator import random_state, set_random_state
 from ...vae.exact.bands.peers import ASKER
+from ...vae.exact.bands.talk import HOST, talk_with
 from ..core.compat import comfyui_version
 from ..core.device import GB
-from .crew import MOST_TRIES, NARROWER, CrewReport, Task, raise_unless_done, report_of, shares, talk
+from .crew import MOST_TRIES, NARROWER, CrewReport, Task, raise_unless_done, report_of, shares
 from .joining import TO_ANSWER, join
 from .named import NamedCluster
 from .remote import RayPeers
 from .sent import packed, plain, taken_apart, unpacked
-from .work import HOST
 
 PACK = Path(__file__).parents[2]
 COMFYUI = Path(comfy.model_management.__file__).parents[1]
@@ -193,7 +193,8 @@ class RayCrew:
             asked.append(one.actor.band.remote(board, share.rank, list(share.cuts), share.grain, key, work))
         try:
             if task.talks:
-                talk(Asker(board, partial(self._look, asked, task, board)), bands, task)
+                look = partial(self._look, asked, task, board)
+                talk_with(Asker(board, look), bands, task.on_chunk, task.brings)
             self._watched(asked, task, board)
         except BaseException:
             self.ray.get(board.fail.remote(0, "was cancelled"), timeout=TO_ANSWER)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
 from typing import Any, Protocol
 
 import torch
@@ -13,13 +11,12 @@ from torch import Tensor
 
 from ...memory.units import format_bytes
 from ...vae.exact import CannotRecord, DoesNotFit, StoreOverflow
-from ...vae.exact.bands.peers import PeerLost, Peers
+from ...vae.exact.bands.talk import OnChunk
 from ...vae.exact.cutting.share import Share
+from ..chunks.chunks import State
 from ..core.compat import interruptions, out_of_memory_kind
 from ..video.along import ALONG
-from .work import ANSWERED, END, GO, HOST, SAID, STATE, WANTS, BandWork, dim_of
-
-State = dict[str, Tensor]
+from .work import BandWork, dim_of
 
 NARROWER = 0.7  # of a worker's bytes, after it ran out of them
 MOST_TRIES = 4  # with less for one that ran out
@@ -41,8 +38,7 @@ class Task:
         on_share: called with how much is done; may raise to stop.
         notice: tells of what went otherwise.
         along: what bands are cut along: rows or frames.
-        on_chunk: of a video whose chunks are handed on as they are done, and kept nowhere: called with the frames
-            before a chunk, the chunk in one or more pieces (1, C, t, H, W), and what gives the state behind it.
+        on_chunk: takes the chunks of a video that are handed on as they are done, and kept nowhere.
         begins: of such a video, asked at each try: frames that are there already, and the state behind them.
         brings: of a video whose frames come as they are needed, ``x`` being a likeness of all of them: asked at each
             try for the chunks.
@@ -59,7 +55,7 @@ class Task:
     on_share: Callable[[float], None]
     notice: Callable[[str], None]
     along: str = "rows"
-    on_chunk: Callable[[int, list[Tensor], Callable[[], State]], None] | None = None
+    on_chunk: OnChunk | None = None
     begins: Callable[[], tuple[int, State]] = lambda: (0, {})
     brings: Callable[[], Iterator[Tensor]] | None = None
 
@@ -142,62 +138,6 @@ def report_of(names: Sequence[str], answers: Sequence[dict[str, Any]], budgets: 
         made.received += answer["received"]
         made.measured += answer["measured"]
     return made
-
-
-def talk(peers: Peers, bands: Sequence[Share], task: Task) -> None:
-    """With workers, about a video that comes, or is handed on, chunk by chunk: until it is over, or one of them is
-    gone. The other side is :class:`.work.Talk`."""
-    asker, coming = _Asker(peers, bands), iter(list[Tensor]())
-    with suppress(PeerLost):  # the workers' answers tell why
-        while (word := asker.hear()) != END:
-            at, *_ = asker.heard[0]
-            if word == WANTS:
-                assert task.brings is not None
-                coming = coming if at else task.brings()  # from the beginning, where another way is tried
-                asker.give(next(coming))
-                continue
-            assert task.on_chunk is not None
-            pieces = [torch.cat(found, -2) for found in zip(*(found for _, *found in asker.heard))]
-            task.on_chunk(at, pieces, asker.state)
-            asker.say(GO)
-
-
-class _Asker:
-    """Whoever asked, in talk with all workers.
-
-    Attributes:
-        heard: what each of them said last, behind its first word.
-    """
-
-    def __init__(self, peers: Peers, bands: Sequence[Share]) -> None:
-        self.peers, self.bands = peers, bands
-        self.turn, self.answers = count(), count()
-        self.heard: list[list[Any]] = []
-
-    def hear(self) -> str:
-        """What all of them say next: its first word."""
-        key = (SAID, next(self.turn))
-        given = [self.peers.take(key, share.rank)(HOST) for share in self.bands]
-        self.heard = [list(things) for _, *things in given]
-        return str(given[0][0])
-
-    def say(self, word: str) -> None:
-        """To all of them."""
-        self.peers.give((ANSWERED, next(self.answers)), [word], [share.rank for share in self.bands])
-
-    def give(self, x: Tensor) -> None:
-        """Its band to each of them."""
-        key = (ANSWERED, next(self.answers))
-        for share in self.bands:
-            self.peers.give(key, [_cut(x, share, -2).contiguous()], [share.rank])
-
-    def state(self) -> State:
-        """What is kept behind the chunk that they handed on, put together; of what all have, the first one's."""
-        self.say(STATE)
-        self.hear()
-        names, in_bands, *_ = self.heard[0]
-        entries = zip(names, zip(*(found for _, _, *found in self.heard)))
-        return {name: torch.cat(found, -2) if name in in_bands else found[0] for name, found in entries}
 
 
 def _entry(entry: Tensor, share: Share) -> tuple[Tensor, int]:

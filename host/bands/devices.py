@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ...memory.accelerator import device_name
+from ...vae.exact.bands.talk import talk_with
 from ...vae.exact.bands.threads import ThreadPeers, together
 from ..core.device import memory_budget
-from .crew import CrewReport, Task, raise_unless_done, report_of, shares, talk
+from .crew import CrewReport, Task, raise_unless_done, report_of, shares
 from .work import computed
 
 
@@ -56,7 +57,8 @@ class DeviceCrew:
                 peers.table.fail(rank)
             return {**answer, "measured": peers.received}
 
-        answers = together(work, len(bands), partial(talk, bands=bands, task=task) if task.talks else None)
+        talking = partial(talk_with, bands=bands, on_chunk=task.on_chunk, brings=task.brings)
+        answers = together(work, len(bands), talking if task.talks else None)
         raise_unless_done(names, answers)
         return [answer["band"] for answer in answers], report_of(names, answers, self.budgets)
 

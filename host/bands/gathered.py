@@ -12,10 +12,11 @@ from torch import Tensor
 from ...memory.accelerator import random_numbers
 from ...memory.units import format_bytes
 from ...vae.exact import CannotRecord, DoesNotFit, ExactRun, StoreOverflow
+from ...vae.exact.bands.talk import HOST
 from .crew import Crew, CrewReport, Task
 from .devices import DeviceCrew
 from .named import DEVICES, cluster_named
-from .work import HOST, dim_of
+from .work import dim_of
 
 
 @dataclass

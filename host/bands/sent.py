@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...vae.exact.bands.talk import HOST
 from ..attention.in_vae import AttentionInStrips
-from .work import HOST, BandWork
+from .work import BandWork
 
 TENSOR = "tensor"
 

@@ -16,26 +16,22 @@ from ...memory.link import link_speed
 from ...vae import Direction
 from ...vae.exact import CannotRecord, DoesNotFit, StoreOverflow
 from ...vae.exact.bands.chunked import ChunkedBand
-from ...vae.exact.bands.peers import ASKER, PeerLost, Peers
+from ...vae.exact.bands.peers import PeerLost, Peers
 from ...vae.exact.bands.run import BandRun
+from ...vae.exact.bands.talk import HOST, Talk
 from ...vae.exact.cutting.share import Share
 from ...vae.exact.planning.card import figures_of
 from ...vae.exact.planning.device import Figures
 from ...vae.exact.planning.remembered import remembered
 from ...vae.exact.running.banded import banded
 from ..attention.in_vae import ATTRIBUTES, AttentionInStrips, attend
-from ..chunks.chunks import Chunks, gone_on, saved
+from ..chunks.chunks import Chunks, State, gone_on, saved
 from ..chunks.families import strips_of
 from ..core.compat import interruptions, is_out_of_memory
 from ..measure.calibrated import in_strips, workspaces_on
 from ..video.along import OUTSIDE, first_way, is_chunked, others
 
-HOST = torch.device("cpu")
 STEPS = 40  # bits of the numbers of what is exchanged on one way
-#: What workers say to whoever asked: frames of a chunk, what is kept behind it, which chunk they want, and that it is
-#: over; it answers with what is wanted, or to go on.
-FRAMES, STATE, WANTS, END, GO = "frames", "state", "wants", "end", "go"
-SAID, ANSWERED = "said", "answered"
 
 
 def dim_of(along: str) -> int:
@@ -123,7 +119,7 @@ def computed(
 def _computed(
     model: Any, work: BandWork, share: Share, peers: Peers, device: torch.device, on_strip: Callable[[float], None]
 ) -> dict[str, Any]:
-    least, talk = list[int](), Talk(peers)
+    least, talk = list[int](), Talk(peers, _kept)
     with torch.inference_mode():
         for number, way in enumerate(_agreed(peers, share, _ways(model, work, device))):
             run = _run(model, work, share, peers, device, way, on_strip)
@@ -248,54 +244,10 @@ def _hand_on(run: ChunkedBand, module: Callable[..., Any], work: BandWork, devic
     talk.end()
 
 
-class Talk:
-    """With whoever asked: what is done chunk by chunk is handed on, and what comes so is asked for.
-
-    Attributes:
-        rows: of the worker's band of a frame.
-    """
-
-    def __init__(self, peers: Peers) -> None:
-        self.peers, self.said, self.heard, self.at, self.rows = peers, 0, 0, 0, 0
-        self.pieces: list[Tensor] = []
-
-    def begin(self, at: int) -> None:
-        """The work begins at a frame of the result."""
-        self.at, self.pieces = at, []
-
-    def take(self, piece: Tensor) -> None:
-        """The next frames, in host memory."""
-        self.rows = piece.shape[-2]
-        self.pieces.append(piece)
-
-    def chunk_is_done(self, chunks: Any) -> None:
-        """Gives its frames, and what is kept behind it, if that is asked for."""
-        pieces, self.pieces = self.pieces, []
-        self._say(FRAMES, self.at, *pieces)
-        while self._hear()[0] == STATE:
-            kept, entries = saved(chunks), chunks.kept().items()
-            bands = [name for name, entry in entries if hasattr(entry, "node") and banded(entry.node)]
-            self._say(STATE, list(kept), bands, *kept.values())
-        self.at += sum(piece.shape[2] for piece in pieces)
-
-    def chunk(self, start: int) -> Tensor:
-        """The band of the chunk of the input that begins at a frame."""
-        self._say(WANTS, start)
-        band: Tensor = self._hear()[0]
-        return band
-
-    def end(self) -> None:
-        """There is no more to be said."""
-        self._say(END)
-
-    def _say(self, *things: Any) -> None:
-        self.peers.give((SAID, self.said), things, [ASKER])
-        self.said += 1
-
-    def _hear(self) -> list[Any]:
-        found = self.peers.take((ANSWERED, self.heard), ASKER)(HOST)
-        self.heard += 1
-        return found
+def _kept(chunks: Any) -> tuple[State, list[str]]:
+    """What is kept behind a chunk, and which of it are bands."""
+    entries = chunks.kept().items()
+    return saved(chunks), [name for name, entry in entries if hasattr(entry, "node") and banded(entry.node)]
 
 
 def follow_attention(model: Any) -> None:

@@ -17,6 +17,8 @@ from ..core.cancel import AskedAtEachFunction
 
 Borders = list[tuple[int, int]]
 TEXT = ".text"  # of a place of the cache that holds a word
+#: Tensors by which a video goes on at a border: what the module carries from one chunk to the next.
+State = dict[str, Tensor]
 
 
 class Chunks:
@@ -125,7 +127,7 @@ def gone_on(
     model: Any,
     frames: int,
     done: int = 0,
-    state: Mapping[str, Tensor] | None = None,
+    state: State | None = None,
     put: Callable[[str, Tensor], Any] | None = None,
 ) -> Chunks:
     """The way through a video, from a border on.
@@ -155,9 +157,9 @@ def chunk_at(kind: type[Chunks], model: Any, frames: int, done: int) -> int:
     return next((number for number in numbers if chunks.given_by(number) == done), 0)
 
 
-def saved(chunks: Any) -> dict[str, Tensor]:
+def saved(chunks: Any) -> State:
     """What is kept at a border, or a worker's bands of it, in host memory."""
-    state: dict[str, Tensor] = {}
+    state: State = {}
     for place, entry in chunks.kept().items():
         if isinstance(entry, str):
             state[f"{place}{TEXT}"] = torch.tensor(list(entry.encode()), dtype=torch.uint8)

@@ -7,9 +7,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-#: Tensors by which a decode goes on at a border: what the module carries from one piece to the next. Without any, the
-#: next piece needs nothing of those before it.
-State = dict[str, Tensor]
+from ..chunks.chunks import State
+
 #: Takes the next frames, (1, C, t, H, W) as the module makes them, on any device.
 Take = Callable[[Tensor], None]
 #: Told at each border, with what gives the state there.
@@ -37,7 +36,8 @@ class FrameSource(Protocol):
             take: called with each piece in order.
             border: called where the decode may be gone on from.
             done: frames before the border.
-            state: of the border; None = not known: the decode begins anew, and hands on only what comes after.
+            state: of the border, empty where the next piece needs nothing of those before it; None = not known: the
+                decode begins anew, and hands on only what comes after.
         """
 
     def lower(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import os
@@ -49,6 +50,9 @@ from .test_exact_vae import decoded, exact, goes_its_own_way, input_of, last_lin
 from .test_streaming import stock as stock_frames
 from .test_video_files import eight_bits, read, request, video_of
 from .test_video_files import write as write_video
+from .test_video_over_http import file_of as video_file
+from .test_video_over_http import noise as video_noise
+from .test_video_over_http import to_file as video_to_file
 from .workflows import ATTENTION, node, text_to_image
 
 ROOT = Path(__file__).parents[2]
@@ -355,6 +359,29 @@ class TestOverHttp:
         latents = [load(client.latent(one.outputs["13"]["latents"][0]))["latent_tensor"] for one in (result, expected)]
         assert psnr(*latents) >= 100, "of pixels that were rounded alike"
         assert "bands of 2 workers" in result.outputs["11"]["text"][0]
+
+    def test_a_video_to_a_file(self, server: Server, client: Client) -> None:
+        """Low-Memory VAE gives its workers to the decode to a file behind it, and to the encode of that file."""
+        over = video_to_file(video_noise(server, 5, name="workers"))
+        over["20"] = node("HeadroomVAE", vae=["1", 0], method="exact", workers=NAME)
+        over["4"] = node(
+            "HeadroomVAEEncodeVideo", video=["3", 0], vae=["1", 0], width=0, height=0, upscale_method="lanczos",
+            crop="center",
+        )  # fmt: skip
+        over["5"] = node("SaveLatent", samples=["4", 0], filename_prefix="latents/video")
+        alone = copy.deepcopy(over)
+        for number in ("3", "4"):
+            over[number]["inputs"]["vae"] = ["20", 0]
+        over["11"], over["12"] = (node("HeadroomReport", anything=[number, 0]) for number in ("3", "4"))
+        alone["3"]["inputs"]["filename_prefix"] = "video/alone"
+        result, expected = (client.run(one, timeout=LONGEST) for one in (over, alone))
+        frames = [read(video_file(server, one.outputs["3"])) for one in (result, expected)]
+        assert frames[0].shape == frames[1].shape
+        assert float((frames[0] - frames[1]).abs().max()) <= 1.01 / 255
+        latents = [load(client.latent(one.outputs["5"]["latents"][0]))["latent_tensor"] for one in (result, expected)]
+        assert psnr(*latents) >= 40, "of frames that were rounded, a few to another grey level"
+        for report in ("11", "12"):
+            assert "bands of 2 workers" in result.outputs[report]["text"][0]
 
     def test_a_name_that_the_owner_did_not_write(self, client: Client) -> None:
         graph = self.graph()
