@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...memory.accelerator import random_numbers
 from ...memory.link import link_speed
 from ...vae import Direction
 from ...vae.exact import CannotRecord, DoesNotFit, StoreOverflow
@@ -119,11 +120,13 @@ def computed(
 def _computed(
     model: Any, work: BandWork, share: Share, peers: Peers, device: torch.device, on_strip: Callable[[float], None]
 ) -> dict[str, Any]:
-    least, talk = list[int](), Talk(peers, _kept)
+    least, talk, draw_again = list[int](), Talk(peers, _kept), random_numbers(device)
     with torch.inference_mode():
         for number, way in enumerate(_agreed(peers, share, _ways(model, work, device))):
             run = _run(model, work, share, peers, device, way, on_strip)
             run.steps = count(number << STEPS)  # no way takes what another one was given
+            if share.rank == 0:  # which draws for all
+                draw_again()
             try:
                 band = _by(run, model, work, device, talk)
             except DoesNotFit as error:
@@ -165,8 +168,8 @@ def _ways(model: Any, work: BandWork, device: torch.device) -> list[str]:
 
 
 def _chunks(model: Any, work: BandWork) -> type[Chunks] | None:
-    is_video = work.band.ndim == 5 and work.band.shape[0] == 1 and max(work.frames, work.band.shape[2]) > 1
-    return strips_of(model, Direction(work.method)) if is_video else None
+    one_video = work.band.ndim == 5 and work.band.shape[0] == 1 and (work.by_chunks or work.band.shape[2] > 1)
+    return strips_of(model, Direction(work.method)) if one_video else None
 
 
 def _run(
@@ -179,8 +182,8 @@ def _run(
     on_strip: Callable[[float], None],
 ) -> BandRun:
     kind: Callable[..., BandRun] = BandRun
+    chunks = _chunks(model, work)
     if is_chunked(way):
-        chunks = _chunks(model, work)
         assert chunks is not None, "a way by chunks is only for what has some"
         kind = partial(ChunkedBand, begin=partial(gone_on, chunks, model), outside=way == OUTSIDE)
     run = kind(
@@ -188,7 +191,7 @@ def _run(
         peers,
         budget=work.budget,
         store=torch.float16 if work.half_store else None,
-        rows=work.rows if way == work.along else 0,
+        rows=work.rows if way == first_way(chunks) else 0,
         along="frames" if way == "frames" else "rows",
         out_device=HOST,
         out_dtype=torch.float32,

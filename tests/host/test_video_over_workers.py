@@ -34,11 +34,12 @@ NEAR_ENOUGH = 120.0  # dB
 #: Kinds that have a way for less, each with latent frames that are enough for it, and that way.
 ON_LESS = [
     ("wan21", "decode", 6, "chunks"),
-    ("ltx", "decode", 12, "windows"),
+    ("ltx_noise", "decode", 12, "windows"),
     ("wan22", "encode", 6, "chunks"),
     ("taehv", "decode", 6, "chunks"),
     ("mochi", "decode", 12, "chunks"),
     ("ltx", "encode", 8, "chunks"),
+    ("ltx", "decode", 12, "windows"),
 ]
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,6 +61,16 @@ def test_the_frames_of_the_untiled_decode(name: str, monkeypatch: pytest.MonkeyP
     source = way.source(row, Silent())
     assert source.count == stock(name, x).shape[0]
     frames, _ = handed_on(way, source)
+    assert psnr(frames, stock(name, x)) >= NEAR_ENOUGH
+    assert row.lines[0].startswith("exact: bands of 3 workers")
+
+
+@pytest.mark.parametrize("name", ["wan21", "hunyuan_video", "taehv"])
+def test_a_single_frame(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    over(monkeypatch)
+    x, row = latent(name, 1), Row("decode")
+    way = decoding(name, x)
+    frames, _ = handed_on(way, way.source(row, Silent()))
     assert psnr(frames, stock(name, x)) >= NEAR_ENOUGH
     assert row.lines[0].startswith("exact: bands of 3 workers")
 
