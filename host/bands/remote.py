@@ -12,7 +12,7 @@ import torch
 
 from ...graph.version import pack_version
 from ...memory.accelerator import device_name, random_state, set_random_state
-from ...vae.exact.bands.peers import PeerLost, Peers
+from ...vae.exact.bands.peers import ASKER, PeerLost, Peers
 from ...vae.exact.cutting.share import Share
 from ...vae.exact.running.banded import Gift
 from ..core.compat import comfyui_version
@@ -72,7 +72,7 @@ class RayPeers(Peers):
     """The other processes, over Ray's object store.
 
     Attributes:
-        received: bytes of tensors that were taken.
+        received: bytes of tensors that were taken from other workers.
     """
 
     def __init__(self, board: Any, rank: int) -> None:
@@ -99,7 +99,8 @@ class RayPeers(Peers):
             there = pickle.loads(given["bytes"]) if "bytes" in given else self.ray.get(given["ref"][0])  # noqa: S301
         except self.ray.exceptions.RayError as error:
             raise PeerLost(of, "is gone with what it gave") from error
-        self.received += bytes_of(there)
+        if of != ASKER:
+            self.received += bytes_of(there)
         return lambda device: unpacked(there, device)
 
     def there(self, wanted: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headroom.host.bands import work as work_module
+from headroom.host.bands.crew import CrewReport, Task
 from headroom.host.bands.devices import DeviceCrew
 from headroom.host.bands.named import DEVICES
 from headroom.host.streaming.choice import Decoding
@@ -44,9 +45,18 @@ ON_LESS = [
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+class Counting(DeviceCrew):
+    """What its workers received from each other is what they had planned."""
+
+    def compute(self, task: Task) -> tuple[list[Tensor], CrewReport]:
+        bands, report = super().compute(task)
+        assert report.received == report.measured
+        return bands, report
+
+
 def over(monkeypatch: pytest.MonkeyPatch, budgets: Sequence[float] = (1e9, 2e9, 1e9)) -> None:
     """Devices are that many threads."""
-    monkeypatch.setattr(coding, "crew_for", lambda *given: DeviceCrew([CPU] * len(budgets), budgets))
+    monkeypatch.setattr(coding, "crew_for", lambda *given: Counting([CPU] * len(budgets), budgets))
 
 
 def decoding(name: str, x: Tensor) -> Decoding:
