@@ -5,6 +5,7 @@ All on this machine: three real ComfyUI on the CPU, one thread each, over the lo
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import io
 import json
@@ -12,6 +13,7 @@ import os
 import random
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -41,6 +43,8 @@ SCHEDULE = ("run", "prompts", "the shortest that can be", "first sent to last re
 SIMULATION = ("workers", "prompts", "a worker fails", "efficiency", "busy", "begun again", "had to load models",
               "waiting after 10, 50, 90 % of the time")  # fmt: skip
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+REFUSED = """A picture of 1024 px, which fits none: seconds from the prompts' being read to its refusal, servers greeted,
+by those of one server's estimate alone, on two cores: the third server has none of its own."""
 
 
 def graph(seed: int, side: int) -> dict[str, dict[str, Any]]:
@@ -157,22 +161,25 @@ def equal_pictures(client: Any, out: Path, paths: Sequence[str]) -> int:
 
 
 def of_refusals(urls: Sequence[str], runs: int) -> str:
-    """What fits nowhere: seconds from the question to the refusal, by those of one estimate."""
-    ratios = []
+    """What fits nowhere: seconds from the question to the refusal, by those of one estimate; of one server, which has a
+    core for itself, up to all of them."""
+    rows: dict[int, list[tuple[float, float]]] = {}
     for seed in range(runs):
-        with tempfile.TemporaryDirectory() as name:
-            big = graph(seed, 1024)
-            estimates = [seconds(partial(estimate, url, big)) for url in urls]
-            path, out = Path(name) / "big.json", Path(name) / "out"
-            path.write_text(json.dumps(big))
-            subprocess.run(command([str(path)], out, urls), cwd=ROOT, check=False, timeout=LONGEST)
-            (asked,), (refused,) = lines(out, "job"), lines(out, "refused")
-            ratios.append(((refused["time"] - asked["time"]), max(estimates)))
-    told = ", ".join(f"{took:.2f} s by {alone:.2f} s" for took, alone in ratios)
-    return (
-        "A picture of 1024 px, which fits none: seconds from the prompts' being read to its refusal (servers greeted,"
-        f" all three asked at a time, on two cores), by those of one server's estimate alone: {told}."
-    )
+        for number in range(1, len(urls) + 1):
+            with tempfile.TemporaryDirectory() as name:
+                big = graph(seed, 1024)
+                alone = max(seconds(partial(estimate, url, big)) for url in urls[:number])
+                path, out = Path(name) / "big.json", Path(name) / "out"
+                path.write_text(json.dumps(big))
+                subprocess.run(command([str(path)], out, urls[:number]), cwd=ROOT, check=False, timeout=LONGEST)
+                (asked,), (refused,) = lines(out, "job"), lines(out, "refused")
+                rows.setdefault(number, []).append((refused["time"] - asked["time"], alone))
+    table = [
+        (number, ", ".join(f"{took:.2f} s by {alone:.2f} s" for took, alone in found),
+         f"{statistics.median(took / alone for took, alone in found):.2f}x")
+        for number, found in rows.items()
+    ]  # fmt: skip
+    return f"{REFUSED}\n\n{markdown_table(('servers, asked at a time', 'refused by one estimate', 'median'), table)}"
 
 
 def estimate(url: str, prompt: dict[str, Any]) -> None:
@@ -206,8 +213,23 @@ def server() -> Any:
     return _tools.Server(ENVIRONMENT, cpu=True, variables=ONE_THREAD)
 
 
+def refusals_anew() -> None:
+    """Measures them, and leaves the rest of the page as it is."""
+    page = Path(__file__).with_suffix(".md")
+    with ExitStack() as stack:
+        found = of_refusals([stack.enter_context(server()).url for _ in CARDS], 3)
+    before, _, rest = page.read_text(encoding="utf-8").partition("## Refusals\n")
+    _, title, after = rest.partition("## At any size")
+    publish("farm", f"{before}## Refusals\n{found}\n\n{title}{after}".rstrip())
+
+
 def main() -> None:
     """Measures all and writes the page."""
+    command_line = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    command_line.add_argument("--only-refusals", action="store_true", help="leave the rest of the page as it is")
+    if command_line.parse_args().only_refusals:
+        refusals_anew()
+        return
     with ExitStack() as stack:
         urls = [stack.enter_context(server()).url for _ in CARDS]
         schedule = of_the_schedule(urls, 3)
