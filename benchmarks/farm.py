@@ -43,8 +43,8 @@ SCHEDULE = ("run", "prompts", "the shortest that can be", "first sent to last re
 SIMULATION = ("workers", "prompts", "a worker fails", "efficiency", "busy", "begun again", "had to load models",
               "waiting after 10, 50, 90 % of the time")  # fmt: skip
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-REFUSED = """A picture of 1024 px, which fits none: seconds from the prompts' being read to its refusal, servers greeted,
-by those of one server's estimate alone, on two cores: the third server has none of its own."""
+REFUSED = """A picture of 1024 px, which fits none: seconds from the reading of the prompts to its refusal, servers
+greeted, by those of one server's estimate alone, on two cores: the third server has none of its own."""
 
 
 def graph(seed: int, side: int) -> dict[str, dict[str, Any]]:
