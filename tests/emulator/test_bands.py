@@ -154,10 +154,18 @@ def kept_of_video(
     return of_video(name, x, rank, Keeping(peers, given), outside)
 
 
+@pytest.fixture
+def on_card(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """A worker's module, whose weights are on the card as long as the test runs."""
+    name = request.getfixturevalue("name")
+    yield followed(name).cuda()
+    followed(name).cpu()
+
+
 @pytest.mark.parametrize(
     ("name", "outside"), some_of(grid(["wan21", "wan22", "hunyuan_video", "cogvideox"], [False, True]), 3)
 )
-def test_chunks_of_a_video(card: Card, name: str, outside: bool) -> None:
+def test_chunks_of_a_video(card: Card, on_card: Any, name: str, outside: bool) -> None:
     """What is kept from chunk to chunk lies on the card, or beside it: nothing races, and a worker takes what was
     planned, of many chunks as of a few."""
     vae, taken = AUTOENCODERS[name].load(), []
@@ -165,7 +173,7 @@ def test_chunks_of_a_video(card: Card, name: str, outside: bool) -> None:
         slow(card)
         x = AUTOENCODERS[name].latent(8, 10, cells_in_time=cells)
         x, given = x.to(vae.vae_dtype), dict[Any, Sequence[Any]]()
-        expected = followed(name).cuda().decode(x.cuda()).float().cpu()
+        expected = on_card.decode(x.cuda()).float().cpu()
         made = together(partial(kept_of_video, name, x, given, outside), 2)
         assert psnr(torch.cat([band for band, _ in made], -2), expected) >= (100 if vae.vae_dtype.itemsize > 2 else 40)
         bands = [band for band, _ in made]

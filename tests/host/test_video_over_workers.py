@@ -135,12 +135,12 @@ def test_less_and_less_memory(name: str, way: str, cells: int, turns_to: str, mo
     x, expected, found = input_of(name, way, cells), untiled(name, way, cells), list[str]()
 
     def go_down() -> None:
-        budget = 256e6
+        budget = 128e6
         while True:
             over(monkeypatch, [budget] * 2)
             assert psnr(run(exact(name, workers=DEVICES), way, x), expected) >= NEAR_ENOUGH
             found.append(next(word for word in ("chunks", "windows", "strips") if word in last_row().lines[1]))
-            budget *= 0.7
+            budget *= 0.6
 
     with pytest.raises(BudgetTooSmall, match="of each of devices at least"):
         go_down()
