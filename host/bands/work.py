@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -235,10 +236,11 @@ def _by(run: BandRun, model: Any, work: BandWork, device: torch.device, talk: Ta
 
 def _hand_on(run: ChunkedBand, module: Callable[..., Any], work: BandWork, device: torch.device, talk: Talk) -> None:
     begin, state = run.begin, {name: band for name, (band, _) in work.state.items()}
+    own = weakref.proxy(run)  # which is not to hold itself
 
     def put(name: str, band: Tensor) -> Any:
         _, height = work.state[name]
-        return run.restored(band, device, height) if height else band.to(device)
+        return own.restored(band, device, height) if height else band.to(device)
 
     run.begin = lambda frames: begin(frames, work.done, state, put)  # type: ignore[call-arg]
     run.after_chunk = talk.chunk_is_done

@@ -3,6 +3,7 @@ where chunks look ahead; what is kept from one chunk to the next is the state.""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -112,8 +113,9 @@ class HostChunks:
 
         def code(run: ExactRun) -> Tensor:
             assert isinstance(run, ChunkedRun)
+            own = weakref.proxy(run)  # which is not to hold itself
             onward.begin(at)
-            run.begin = lambda frames: self._begun(at, state, lambda name, x: run.restored(x, self.vae.device))
+            run.begin = lambda frames: self._begun(at, state, lambda name, x: own.restored(x, self.vae.device))
             run.bring = self._to_device
             if not isinstance(run, PlannedChunks):
                 run.after_chunk = lambda chunks: onward.border(partial(saved, chunks))

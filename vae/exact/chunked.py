@@ -38,7 +38,7 @@ class ChunkedRun(PartsRun):
 
     Attributes:
         bring: a chunk of the input to the device.
-        fetch: (part, first frame, end) -> a chunk of what chunks are cut from, on the device.
+        fetch: (part, first frame, end) -> a chunk of what chunks are cut from, on the device; None: by :attr:`bring`.
         after_chunk: called when the frames of a chunk are handed on.
         share: of the whole work, where the present chunk begins and ends; what :attr:`on_strip` is told is within it.
     """
@@ -62,7 +62,7 @@ class ChunkedRun(PartsRun):
         self.begin = begin
         self.hold, self.holds_on_disk = hold, holds_on_disk
         self.bring: Callable[[Tensor], Tensor] = lambda x: x
-        self.fetch: Callable[[Tensor, int, int], Tensor] = lambda part, start, stop: self.bring(part[:, :, start:stop])
+        self.fetch: Callable[[Tensor, int, int], Tensor] | None = None
         self.after_chunk: Callable[[ChunkByChunk], None] = lambda chunks: None
 
     def run(self, module: Callable[..., Any], x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -120,7 +120,7 @@ class ChunkedRun(PartsRun):
 
     def _of_chunk(self, part: Tensor, start: int, stop: int) -> Tensor:
         """Frames [start, stop) of what chunks are cut from, on the device."""
-        return self.fetch(part, start, stop)
+        return self.bring(part[:, :, start:stop]) if self.fetch is None else self.fetch(part, start, stop)
 
     def _of_all(self, work: ModulePart, x: Tensor, share: Portion, result: PlaceOf | None = None) -> list[Tensor]:
         """A part of the module that sees all frames, cut along rows or, where nothing fits so, along frames.
