@@ -27,7 +27,7 @@ from headroom.vae.exact.cutting.share import Share
 from ..host.autoencoders import AUTOENCODERS
 from ..host.families import psnr
 from ..host.test_bands import followed
-from ..nightly import grid, some_of
+from ..nightly import at_night, grid
 from ..unit.test_bands import Everything
 from ..unit.test_exact_vae import error_of
 from .conftest import Card
@@ -162,9 +162,8 @@ def on_card(request: pytest.FixtureRequest) -> Iterator[Any]:
     followed(name).cpu()
 
 
-@pytest.mark.parametrize(
-    ("name", "outside"), some_of(grid(["wan21", "wan22", "hunyuan_video", "cogvideox"], [False, True]), 3)
-)
+@at_night
+@pytest.mark.parametrize(("name", "outside"), grid(["wan21", "wan22", "hunyuan_video", "cogvideox"], [False, True]))
 def test_chunks_of_a_video(card: Card, on_card: Any, name: str, outside: bool) -> None:
     """What is kept from chunk to chunk lies on the card, or beside it: nothing races, and a worker takes what was
     planned, of many chunks as of a few."""
