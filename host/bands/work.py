@@ -76,11 +76,6 @@ class BandWork:
     state: dict[str, tuple[Tensor, int]] = field(default_factory=dict)
 
     @property
-    def dim(self) -> int:
-        """That is cut into bands."""
-        return dim_of(self.along)
-
-    @property
     def by_chunks(self) -> bool:
         """Whether it comes so, or is handed on so: there is no other way."""
         return self.hands_on or bool(self.frames)
@@ -140,7 +135,7 @@ def _computed(
                 "status": "done",
                 "band": band,
                 "way": way,
-                "rows": talk.rows if band is None else band.shape[work.dim],
+                "rows": talk.rows if band is None else band.shape[dim_of(work.along)],
                 "peak": report.peak,
                 "received": report.received,
                 "strips": report.strips,

@@ -30,7 +30,6 @@ from .test_video_files import eight_bits, output, video_of, write  # noqa: F401
 
 CPU = torch.device("cpu")
 IN_CHUNKS = [*CHUNKED, "mochi", "cosmos", *TINY]
-LOOKING_AHEAD = ["ltx", "ltx_striding", "ltx_noise", "ltx_conditioned"]
 NEAR_ENOUGH = 120.0  # dB
 #: Kinds that have a way for less, each with latent frames that are enough for it, and that way.
 ON_LESS = [
