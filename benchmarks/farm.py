@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -43,8 +44,9 @@ SCHEDULE = ("run", "prompts", "the shortest that can be", "first sent to last re
 SIMULATION = ("workers", "prompts", "a worker fails", "efficiency", "busy", "begun again", "had to load models",
               "waiting after 10, 50, 90 % of the time")  # fmt: skip
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
-REFUSED = """A picture of 1024 px, which fits none: seconds from the reading of the prompts to its refusal, servers
-greeted, by those of one server's estimate alone, on two cores: the third server has none of its own."""
+REFUSED = """A picture of 1024 px, which fits none: seconds from the moment at which the servers are known to its
+refusal, by those of one server's estimate alone and of all their estimates at once (asked for by hand before and behind
+it, the mean). On two cores: the third server has none of its own."""
 
 
 def graph(seed: int, side: int) -> dict[str, dict[str, Any]]:
@@ -163,23 +165,33 @@ def equal_pictures(client: Any, out: Path, paths: Sequence[str]) -> int:
 def of_refusals(urls: Sequence[str], runs: int) -> str:
     """What fits nowhere: seconds from the question to the refusal, by those of one estimate; of one server, which has a
     core for itself, up to all of them."""
-    rows: dict[int, list[tuple[float, float]]] = {}
+    rows: dict[int, list[tuple[float, float, float]]] = {}
     for seed in range(runs):
         for number in range(1, len(urls) + 1):
             with tempfile.TemporaryDirectory() as name:
-                big = graph(seed, 1024)
-                alone = max(seconds(partial(estimate, url, big)) for url in urls[:number])
-                path, out = Path(name) / "big.json", Path(name) / "out"
-                path.write_text(json.dumps(big))
-                subprocess.run(command([str(path)], out, urls[:number]), cwd=ROOT, check=False, timeout=LONGEST)
-                (asked,), (refused,) = lines(out, "job"), lines(out, "refused")
-                rows.setdefault(number, []).append((refused["time"] - asked["time"], alone))
+                path, out, asked = Path(name) / "big.json", Path(name) / "out", urls[:number]
+                path.write_text(json.dumps(graph(seed, 1024)))
+                before = at_once(asked[:1], graph(1000 + seed, 1024)), at_once(asked, graph(2000 + seed, 1024))
+                subprocess.run(command([str(path)], out, asked), cwd=ROOT, check=False, timeout=LONGEST)
+                behind = at_once(asked[:1], graph(3000 + seed, 1024)), at_once(asked, graph(4000 + seed, 1024))
+                (known,), (refused,) = lines(out, "greeted"), lines(out, "refused")
+                one, of_all = map(statistics.mean, zip(before, behind))
+                rows.setdefault(number, []).append((refused["time"] - known["time"], one, of_all))
+                print(number, rows[number][-1], flush=True)
+    columns = ("servers, asked at a time", "refused by one estimate alone", "median", "median, by theirs at once")
     table = [
-        (number, ", ".join(f"{took:.2f} s by {alone:.2f} s" for took, alone in found),
-         f"{statistics.median(took / alone for took, alone in found):.2f}x")
+        (number, ", ".join(f"{took:.2f} s by {one:.2f} s" for took, one, _ in found),
+         f"{statistics.median(took / one for took, one, _ in found):.2f}x",
+         f"{statistics.median(took / of_all for took, _, of_all in found):.2f}x")
         for number, found in rows.items()
     ]  # fmt: skip
-    return f"{REFUSED}\n\n{markdown_table(('servers, asked at a time', 'refused by one estimate', 'median'), table)}"
+    return f"{REFUSED}\n\n{markdown_table(columns, table)}"
+
+
+def at_once(urls: Sequence[str], prompt: dict[str, Any]) -> float:
+    """Seconds until all of these servers have given their estimate."""
+    with ThreadPoolExecutor(len(urls)) as pool:
+        return seconds(lambda: list(pool.map(partial(estimate, prompt=prompt), urls)))
 
 
 def estimate(url: str, prompt: dict[str, Any]) -> None:
@@ -217,7 +229,7 @@ def refusals_anew() -> None:
     """Measures them, and leaves the rest of the page as it is."""
     page = Path(__file__).with_suffix(".md")
     with ExitStack() as stack:
-        found = of_refusals([stack.enter_context(server()).url for _ in CARDS], 3)
+        found = of_refusals([stack.enter_context(server()).url for _ in CARDS], 5)
     before, _, rest = page.read_text(encoding="utf-8").partition("## Refusals\n")
     _, title, after = rest.partition("## At any size")
     publish("farm", f"{before}## Refusals\n{found}\n\n{title}{after}".rstrip())
@@ -234,7 +246,7 @@ def main() -> None:
         urls = [stack.enter_context(server()).url for _ in CARDS]
         schedule = of_the_schedule(urls, 3)
         kills = of_kills(urls)
-        refusals = of_refusals(urls, 3)
+        refusals = of_refusals(urls, 5)
     simulation = of_the_simulation()
     cards = ", ".join(f"{gb:g}" for gb in CARDS)
     text = f"""# The farm

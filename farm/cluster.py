@@ -23,6 +23,8 @@ SETTINGS = {
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # what Ray is going to do by itself, and warns of until then
 }
+# Actors alone, which ask for no core: for each core there is Ray starts a process beforehand, which none would use.
+OWN = {"include_dashboard": False, "object_store_memory": STORE, "_node_ip_address": "127.0.0.1", "num_cpus": 0}
 
 
 class FarmError(ValueError):
@@ -57,9 +59,7 @@ def cluster(address: str | None) -> Iterator[Any]:
 
     for module in (plain, comfy, actor):  # other machines need Ray and aiohttp, but not this pack
         ray.cloudpickle.register_pickle_by_value(module)
-    own: dict[str, Any] = (
-        {} if address else {"include_dashboard": False, "object_store_memory": STORE, "_node_ip_address": "127.0.0.1"}
-    )
+    own: dict[str, Any] = {} if address else OWN
     try:
         ray.init(address=address or "local", logging_level=logging.ERROR, log_to_driver=False, **own)
     except (ConnectionError, RuntimeError, ValueError) as error:

@@ -94,6 +94,7 @@ class Driver:
         await self.roster.greet()
         if not self.roster.there():
             raise FarmError(f"no worker can be used: {self.roster.reasons}")
+        self._journal.write("greeted", workers=[one.worker.name for one in self.roster.there()])
         await self._adopt()
         self._tasks.start(self._ask_all())
         self._tasks.start(self._look())
