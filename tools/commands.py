@@ -101,6 +101,8 @@ def parser() -> argparse.ArgumentParser:
     add("templates", templates, "write the browser's templates anew")
     add("locales", locales, "write the English of the nodes anew")
     add("artwork", artwork, "draw icon and banner anew")
+    command = add("site", site, "build the documentation as a site that can be searched")
+    command.add_argument("--out", type=Path, default=PACK / "output/site", help="its folder")
     command = add("train-decoder", train_decoder, "train the decoder of the small Stable Diffusion autoencoder")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its options")
     command = add("env", env, "make the environment and say where it is")
@@ -175,6 +177,11 @@ def locales(options: argparse.Namespace) -> int:
 def artwork(options: argparse.Namespace) -> int:
     """Draw icon and banner."""
     return _module(options, "tools.pictures.artwork")
+
+
+def site(options: argparse.Namespace) -> int:
+    """Build the documentation's site."""
+    return _module(options, "tools.site", "--out", str(options.out.absolute()))
 
 
 def train_decoder(options: argparse.Namespace) -> int:

@@ -1,6 +1,9 @@
 """README and docs: short where somebody arrives, and links that lead somewhere."""
 
+import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -34,3 +37,18 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_every_document_is_reached_from_the_readme() -> None:
     text = "".join((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/nodes.md"))
     assert [path.name for path in (ROOT / "docs").glob("*.md") if f"{path.name})" not in text] == []
+
+
+def test_the_site_is_built_and_has_every_page(tmp_path: Path) -> None:
+    """Strictly: a link or an anchor that leads nowhere ends it."""
+    command = [sys.executable, "-m", "tools.site", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    entries = json.loads((tmp_path / "search/search_index.json").read_text(encoding="utf-8"))["docs"]
+    places = {entry["location"].partition("#")[0] for entry in entries}
+    folders = (ROOT / name for name in ("docs", "benchmarks", "web/docs"))
+    pages = [path.relative_to(ROOT) for folder in folders for path in folder.rglob("*.md")]
+    missing = [page for page in pages if page.name != "README.md" and f"{page.with_suffix('')}/" not in places]
+    assert missing == []
+    assert (tmp_path / "index.html").exists()
+    assert not re.search(r"(?:src|href)=\"https?://[^\"]*\.(?:js|css|woff2?)", (tmp_path / "index.html").read_text())
