@@ -24,6 +24,7 @@ from .giving_up import require_wanted
 IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
 # Types of tensors that hold their bytes themselves: no more has to be asked of these.
 PLAIN = (Tensor, nn.Parameter, FakeTensor)
+MOST_POINTS = 2**16  # of a timeline
 Hidden = Callable[[Any, tuple[Any, ...], dict[str, Any], Any], int]
 
 
@@ -53,7 +54,8 @@ class LiveBytes(TorchDispatchMode):
         live_peak: the most bytes at once of tensors alone.
         peak_operator: what ran at the peak.
         peak_module: the innermost module that ran at the peak, where :attr:`modules` says.
-        timeline: live bytes after each operator.
+        timeline: live bytes after each operator; of a long work the most after so many, that no list grows with it.
+        operators: how many ran.
         work: kernels so far, where they are counted.
         modules: paths of the modules that are running, outermost first; kept up to date by who runs them.
         has_data: whether the tensors that are followed have data. Then operators that give views are not followed into
@@ -79,6 +81,8 @@ class LiveBytes(TorchDispatchMode):
         self.live = self.peak = self.live_peak = 0
         self.peak_operator = self.peak_module = ""
         self.timeline = array("q")
+        self.operators = self._most = 0  # the most since the timeline's last point
+        self._stride = 1  # operators to a point
         self.work = KernelCosts()
         self.modules: list[str] = []
         self._others: list[Any] = []
@@ -160,11 +164,23 @@ class LiveBytes(TorchDispatchMode):
         inside = self.hidden(func, args, kwargs, result) if self.hidden is not None else 0
         if live > self.live_peak:
             self.live_peak = live
-        self.timeline.append(live)
+        self._note(live)
         if live + inside > self.peak:
             self.peak, self.peak_operator = live + inside, str(func)
             self.peak_module = self.modules[-1] if self.modules else ""
         return result
+
+    def _note(self, live: int) -> None:
+        """Goes on with the timeline, once it is long with twice as many operators to a point."""
+        self.operators += 1
+        self._most = max(self._most, live)
+        if self.operators % self._stride:
+            return
+        self.timeline.append(self._most)
+        self._most = 0
+        if len(self.timeline) == MOST_POINTS:
+            self.timeline = array("q", map(max, self.timeline[::2], self.timeline[1::2]))
+            self._stride *= 2
 
     def begin_stretch(self) -> _Peaks:
         """From here on, peaks are those of a stretch of the work. Returns those so far, for :meth:`end_stretch`."""
@@ -180,7 +196,7 @@ class LiveBytes(TorchDispatchMode):
 
     def reach(self, peak: int, operator: str, module: str) -> None:
         """Counts work that is not followed, since it is known to reach a peak."""
-        self.timeline.append(peak)
+        self._note(peak)
         if peak > self.peak:
             self.peak, self.peak_operator, self.peak_module = peak, operator, module
 

@@ -135,7 +135,7 @@ def predict(
         operator=tracker.peak_operator,
         module=tracker.peak_module,
         timeline=_thinned(tracker.timeline, held),
-        operators=len(tracker.timeline),
+        operators=tracker.operators,
         kernels=dict(Counter(fused.taken)),
         work=tracker.work,
         seconds=time.perf_counter() - start,
