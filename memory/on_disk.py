@@ -24,6 +24,12 @@ class DiskTooSmall(ValueError):
     """A disk has less room than a file is going to need."""
 
 
+def free_in(folder: Path) -> int:
+    """Bytes that may be written to a folder, which need not be there yet; less than 0 where more is taken already."""
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    return shutil.disk_usage(there).free - KEEP_FREE
+
+
 def require_room(folder: Path, needed: int, what: str) -> None:
     """Refuses before any work what a disk has no room for.
 
@@ -35,8 +41,7 @@ def require_room(folder: Path, needed: int, what: str) -> None:
     Raises:
         DiskTooSmall: with the bytes that are needed and those that are free.
     """
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    free = shutil.disk_usage(there).free - KEEP_FREE
+    free = free_in(folder)
     if needed > free:
         raise DiskTooSmall(
             f"{what} needs {format_bytes(needed)} of disk in {folder}, and {format_bytes(max(0, free))} are free there"

@@ -10,7 +10,8 @@ from comfy_api.latest import io
 
 from ..graph.fit.cfg_source import WIDGET
 from ..graph.settings import VERIFY
-from ..host.core.compat import shown_when_reused
+from ..host.core.compat import executing_node, shown_when_reused
+from ..host.planning.decode_in_graph import decode_in_graph
 from ..host.planning.fit import apply_fit, find_fit
 from ..host.planning.pilot import find_verified_fit
 from ..host.prediction.stages import Question, chosen_card
@@ -75,6 +76,7 @@ class HeadroomFit(io.ComfyNode):
                 io.String.Output("plan", display_name="plan", tooltip="What was chosen and why, and the other ways."),
                 io.Image.Output("chart", display_name="chart", tooltip="Weights and activations against the limit."),
             ],
+            hidden=[io.Hidden.dynprompt],
             **shown_when_reused(),
         )
 
@@ -96,7 +98,8 @@ class HeadroomFit(io.ComfyNode):
         verify: str = VERIFY[0],
     ) -> io.NodeOutput:
         card = chosen_card(gpu, vram_gb, model.load_device)
-        question = Question(model, samples, vae, positive=positive, negative=negative, cfg=cfg)
+        decode = decode_in_graph(executing_node()[1], getattr(cls.hidden, "dynprompt", None), vae, samples)
+        question = Question(model, samples, vae, positive=positive, negative=negative, cfg=cfg, decode=decode)
         steps: tuple[str, ...] = ()
         if verify == VERIFY[0]:
             fit = find_fit(question, card, quality, limit)

@@ -641,8 +641,13 @@ MEMORY = (
         ),
         (
             "forecast: memory of the machine not asked",
-            " or (self.ram and self.ram_needed > self.ram):",
+            " or self.lacks_ram:",
             ":",
+        ),
+        (
+            "forecast: decoded frames take no memory of the machine",
+            "self.ram_needed + self.ram_frames > self.ram",
+            "self.ram_needed > self.ram",
         ),
     ),
     *_of(

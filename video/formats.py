@@ -15,6 +15,8 @@ import av
 LEAST_FPS, MOST_FPS = 0.01, 1000
 MOST_SIDE = 16384
 BITS_8, BITS_16, FLOAT = "rgb24", "rgb48le", "gbrpf32le"
+# Of a pixel: what lossy files take at most as a rule; of lossless ones the values, which noise alone fills.
+TYPICAL_BYTES, BYTES, SHARE = 0.2, {BITS_8: 1, BITS_16: 2, FLOAT: 4}, 0.75
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,17 @@ class FileFormat:
     least: int = 1
     most: int = MOST_SIDE
     is_sequence: bool = False
+
+    def disk(self, width: int, height: int, frames: int, kept: int = 0) -> int:
+        """Bytes of disk that a video takes at most, as a rule: the segments that are missing, and the file that all are
+        joined to; pictures are moved.
+
+        Args:
+            kept: frames that lie there already.
+        """
+        written = frames - kept + (0 if self.is_sequence else frames)
+        of_pixel = 3 * BYTES[self.frames] if self.crf is None else TYPICAL_BYTES
+        return int(width * height * written * of_pixel * SHARE)
 
     @property
     def segment_extension(self) -> str:

@@ -14,8 +14,15 @@ from ..vae.settings import VAESettings
 from ..vae.wrapper import LowMemoryVAE, low_memory_vae
 
 
-def decode_in_graph(node: str, graph: Graph, vae: Any, latent: dict[str, Any]) -> Coding | None:
-    """How the nearest decode behind a node will do it; None where there is none, or it decodes in one piece."""
+def decode_in_graph(node: str, graph: Graph | None, vae: Any, latent: dict[str, Any]) -> Coding | None:
+    """How the nearest decode behind a node will do it; None where there is none, or it decodes in one piece.
+
+    Args:
+        node: its id.
+        graph: that it is in; None: it runs by itself.
+    """
+    if graph is None:
+        return None
     behind = readers(graph)
     for found in reached([node], lambda number: behind.get(number, ())):
         inputs, kind = graph.get_node(found)["inputs"], graph.get_node(found)["class_type"]
@@ -25,8 +32,9 @@ def decode_in_graph(node: str, graph: Graph, vae: Any, latent: dict[str, Any]) -
         if kind == TILED_DECODE and not isinstance(vae, LowMemoryVAE) and not is_link(inputs.get("tile_size")):
             return Coding(vae, x, tiles=tiled_arguments(vae, **_widgets(inputs, tiled_arguments)))
         if kind == TO_FILE:
-            budget = inputs.get("vram_budget_gb", 0.0)
-            return Coding(vae, x, file_budget_gb=0.0 if is_link(budget) else float(budget))
+            budget, form = inputs.get("vram_budget_gb", 0.0), inputs.get("format", "")
+            budget, form = 0.0 if is_link(budget) else float(budget), "" if is_link(form) else str(form)
+            return Coding(vae, x, file_budget_gb=budget, file_format=form)
         if kind in (DECODE, TILED_DECODE):
             return None
     return None

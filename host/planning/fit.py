@@ -11,13 +11,16 @@ from ...memory.prediction import (
     CannotPredict,
     Card,
     Fit,
+    Forecast,
     Loss,
+    Prediction,
     SamplingPlan,
     Stage,
     VAEPlan,
     choose,
     fake_mode,
 )
+from ...memory.render import too_many_frames
 from ...memory.units import format_bytes
 from ...offload import STORAGES
 from ..attention.backend import apply_attention
@@ -32,7 +35,17 @@ from ..offload.budget import budget_of, usual_staging
 from ..prediction.host_answers import answering
 from ..prediction.kept import kept, step_key
 from ..prediction.networks import model_without_data
-from ..prediction.stages import Question, as_sampled, coding_stage, decode_of, notes_of, sampling_stage, step_of
+from ..prediction.stages import (
+    Question,
+    as_sampled,
+    coding_stage,
+    decode_of,
+    notes_of,
+    ram_total,
+    sampling_stage,
+    step_of,
+)
+from ..prediction.streamed import taken_elsewhere
 from ..prediction.vae import Coding
 from ..sampling.guidance import guide_in_turns
 from ..vae.fallback import BudgetTooSmall
@@ -77,7 +90,8 @@ def find_fit(question: Question, card: Card, quality: str = "exact", limit: floa
     vae = next((plan for plan in vaes if plan.fits(allowed)), None)
     sampling = choose(considered, card, allowed)
     vae_notes = ("the VAE stays as it is",) if _stays(question.vae) else ()
-    said = tuple(dict.fromkeys((*notes_of(question), *ways.notes, *vae_notes)))
+    of_frames = _frames_note(question, sampling, card)
+    said = tuple(dict.fromkeys((*notes_of(question), *ways.notes, *vae_notes, *of_frames)))
     return Fit(card, limit, quality, sampling, vae, tuple(considered), tuple(vaes), said)
 
 
@@ -241,6 +255,16 @@ def _vae_plans(question: Question, card: Card, allowed: int, most: Loss) -> Iter
         yield plan
         if plan.fits(allowed):
             return
+
+
+def _frames_note(question: Question, sampling: SamplingPlan | None, card: Card) -> Iterator[str]:
+    """Where decoded frames do not fit into this machine's RAM beside the weights: what does not gather them there."""
+    frames, _ = taken_elsewhere(decode_of(question))
+    vae = int(question.vae.patcher.model_size())
+    decode = Stage("decode", Prediction(vae, 0), vae, vae, frames=frames)
+    forecast = Forecast(card, (decode,) if sampling is None else (sampling.stage, decode), ram=ram_total(0))
+    if forecast.lacks_ram and forecast.ram_frames:
+        yield too_many_frames(forecast.ram_frames)
 
 
 def _stays(vae: Any) -> bool:

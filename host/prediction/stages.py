@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_management as model_management
+import folder_paths
 import torch
 
-from ...memory.accelerator import device_name
+from ...memory.accelerator import device_name, is_here
+from ...memory.on_disk import free_in
 from ...memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Prediction, Stage, named_card
 from ..core.compat import has_own_kernels
 from ..core.device import GB, memory_budget
@@ -24,7 +27,7 @@ from .host_answers import SAME_EXPERTS, has_experts
 from .kept import coding_key, kept, step_key, text_key
 from .networks import CONTROL, hints_encoded, is_followed
 from .step import Step, predict_step
-from .streamed import predict_to_file
+from .streamed import predict_to_file, taken_elsewhere
 from .vae import Coding, CodingPrediction, predict_coding
 
 if TYPE_CHECKING:
@@ -105,7 +108,8 @@ def estimate(question: Question, card: Card, limit: float = 0.85, ram: int = 0) 
         ValueError: a latent that this model does not sample, or this VAE does not decode.
     """
     question = as_sampled(question)
-    return Answer(Forecast(card, tuple(_stages(question, card)), limit, ram), notes_of(question))
+    stages = tuple(_stages(question, card))
+    return Answer(Forecast(card, stages, limit, ram, disk_free(card)), notes_of(question))
 
 
 def as_sampled(question: Question) -> Question:
@@ -244,10 +248,10 @@ def coding_stage(coding: Coding, card: Card) -> Stage:
             return predict_to_file(vae, coding.x, card, to_file)
         return predict_coding(coding, card, workspaces_for(card))
 
-    weights = int(vae.patcher.model_size())
+    weights, (frames, disk) = int(vae.patcher.model_size()), taken_elsewhere(coding)
     stage = Stage(
         coding.work, Prediction(weights, 0), weights, weights, model=id(vae.first_stage_model),
-        kind=kind_of(coding.work, vae.first_stage_model, vae.vae_dtype),
+        kind=kind_of(coding.work, vae.first_stage_model, vae.vae_dtype), frames=frames, disk=disk,
     )  # fmt: skip
     try:
         found = kept(vae.first_stage_model, coding_key(coding, card), predicted)
@@ -256,6 +260,14 @@ def coding_stage(coding: Coding, card: Card) -> Stage:
         estimate_of = vae.memory_used_encode if coding.encodes else vae.memory_used_decode
         guess = int(estimate_of(coding.x.shape, vae.vae_dtype))
         return replace(stage, prediction=Prediction(weights, guess, live=guess), doubt=str(error))
+
+
+def disk_free(card: Card) -> int:
+    """Bytes that may be written where decoded videos and frames go; 0: the card is not this machine's."""
+    if not is_here(card.device) or card.stands_for is not None:
+        return 0
+    folders = folder_paths.get_output_directory(), folder_paths.get_temp_directory()
+    return max(1, min(free_in(Path(folder)) for folder in folders))
 
 
 def ram_total(ram_gb: float) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -12,14 +13,19 @@ from ...memory.prediction import CannotPredict, Card, Prediction, repeated
 from ...memory.units import format_bytes
 from ...vae import Direction
 from ...vae.exact.chunked import ALIKE
+from ...video import FORMATS
 from ..chunks.chunks import Chunks, head_of
 from ..chunks.families import chunks_of, strips_of
 from ..core.device import GB
 from ..measure.calibrated import workspaces_for
 from ..vae.settings import VAESettings
-from ..vae.wrapper import PLANNED_BY_WORKERS, low_memory_vae, workers_of
+from ..vae.wrapper import PLANNED_BY_WORKERS, LowMemoryVAE, low_memory_vae, workers_of
 from ..video.sink import Sink
+from .networks import pixels_like
 from .vae import Coding, CodingPrediction, predict_coding, predict_work
+
+VIDEO = 5  # dimensions of a video's latent
+COLOURS = (3, 4)  # channels of pictures; of sounds and shapes there are fewer
 
 
 def predict_handed_on(vae: Any, x: Tensor, direction: Direction, card: Card) -> Prediction | None:
@@ -131,3 +137,28 @@ def predict_to_file(vae: Any, latent: Tensor, card: Card, vram_budget_gb: float)
         exact = low_memory_vae(vae, replace(settings, method="exact"))
         found_way = predict_coding(replace(coding, vae=exact), card, workspaces_for(card))
     return replace(found_way, method=f"{found_way.method}, to a file")
+
+
+def taken_elsewhere(coding: Coding) -> tuple[int, int]:
+    """Bytes of RAM in which the pictures that a VAE decodes lie in the end, and bytes of disk that this takes at most;
+    none for an encode, whose latent is small, and for what is no picture."""
+    vae, x = coding.vae, coding.x
+    if coding.encodes or vae.output_channels not in COLOURS:
+        return 0, 0
+    with torch.device("meta"):
+        pictures = pixels_like(vae, x)
+    if coding.file_budget_gb is None:
+        on_disk = isinstance(vae, LowMemoryVAE) and vae.headroom_settings.frames_on_disk
+        return (0, pictures.nbytes + _held(vae, x)) if on_disk else (pictures.nbytes, 0)
+    frames, height, width, _ = pictures.shape
+    form = FORMATS.get(coding.file_format)
+    return 0, _held(vae, x) + (form.disk(width, height, frames) if form else 0)
+
+
+def _held(vae: Any, latent: Tensor) -> int:
+    """Bytes of what is computed of all frames before or behind the chunks of a video, which lies in a file."""
+    chunks = chunks_of(vae.first_stage_model, Direction.DECODE) if latent.ndim == VIDEO else None
+    if chunks is None:
+        return 0
+    shapes = chunks(vae.first_stage_model, latent.shape[2]).held(latent[:1].shape)
+    return int(vae.vae_dtype.itemsize) * sum(map(math.prod, shapes))

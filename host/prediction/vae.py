@@ -53,7 +53,7 @@ class Coding:
         x: latents (B, C, [T,] h, w) to decode, or pixels (B, H, W, C) to encode (``encodes``).
         tiles: how the host's tiled nodes call the VAE; None: untiled.
         follow: the strips that matter, if few, are followed to the byte; else their plan stands, which is a bound.
-        file_budget_gb: budget of the node that decodes it straight to a file, 0 = the whole card; None: by none.
+        file_budget_gb, file_format: of the node that decodes it straight to a file, 0 = the whole card; None: by none.
         options: of an autoencoder's own, which the host hands on to its decode.
     """
 
@@ -63,6 +63,7 @@ class Coding:
     tiles: dict[str, Any] | None = None
     follow: bool = False
     file_budget_gb: float | None = None
+    file_format: str = ""
     options: dict[str, Any] | None = None
 
     @property
@@ -167,9 +168,8 @@ class _StandIn:
                 return _Way("in one piece", self._call(coding.work, x, **options))
             return _Way(f"core's tiles, {coding.tiles}", self._call(f"{coding.work}_tiled", x, **coding.tiles))
         coder = Coder(Encode(self.vae) if coding.encodes else Decode(self.vae, {}), self.workspaces)
-        x = coder.geometry.prepare(x)
-        to_file = coding.file_budget_gb is not None
-        return coder.by_method(x, Row(coding.work), _Foretold(coder, self.followed, coding.follow, to_file))
+        foretold = _Foretold(coder, self.followed, coding.follow, coding.file_budget_gb is not None)
+        return coder.by_method(coder.geometry.prepare(x), Row(coding.work), foretold)
 
     def _call(self, name: str, x: Tensor, **options: Any) -> Callable[[LiveBytes], Any]:
         return self.followed(lambda: getattr(self.vae, name)(x, **options))

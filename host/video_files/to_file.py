@@ -19,7 +19,6 @@ from ...memory.on_disk import DiskTooSmall, require_room
 from ...memory.units import format_bytes
 from ...offload import fingerprint
 from ...video import FORMATS, Audio, FileFormat, Journal, JournalIsLocked, JournalPlan, check, check_audio, clean, rate
-from ...video.formats import BITS_8, BITS_16, FLOAT
 from ..core.compat import device_context, is_out_of_memory, show_on_node
 from ..measure.runs import Following, measured
 from ..streaming.choice import Decoding
@@ -32,8 +31,6 @@ from .segments import Encoding, Segments
 SEGMENT = 64  # frames, at least: each begins with a whole picture, and is what a killed decode loses at most
 PREVIEW_SIDE, PREVIEW_EVERY = 384, 2.0  # px, seconds
 KEPT_DAYS, KEPT_BYTES = 14.0, 64 * 2**30  # of videos that are not finished
-# Of a pixel: what lossy files take at most as a rule; of lossless ones the values, which noise alone fills.
-TYPICAL_BYTES, BYTES, SHARE = 0.2, {BITS_8: 1, BITS_16: 2, FLOAT: 4}, 0.75
 
 
 @dataclass(frozen=True)
@@ -234,13 +231,10 @@ def _key(decoding: Decoding, encoding: Encoding) -> str:
 
 
 def _require_disk(place: Place, encoding: Encoding, frames: int, kept: int) -> None:
-    """For the segments that are missing and the file that all are joined to; pictures are moved."""
-    form = encoding.form
-    written = frames - kept + (0 if form.is_sequence else frames)
-    of_pixel = 3 * BYTES[form.frames] if form.crf is None else TYPICAL_BYTES
-    needed = encoding.width * encoding.height * written * of_pixel * SHARE
+    """For the segments that are missing and the file that all are joined to."""
+    form, size = encoding.form, (encoding.width, encoding.height)
     what = f"filename_prefix: {frames} frames of {encoding.width} x {encoding.height} as {form.name}"
-    require_room(place.folder, int(needed), what)
+    require_room(place.folder, form.disk(*size, frames, kept), what)
 
 
 def _audio(audio: Mapping[str, Any] | None, form: FileFormat) -> Audio | None:

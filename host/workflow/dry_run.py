@@ -40,6 +40,7 @@ from ..following.kinds import (
 from ..following.stages import audio, coding, encoders, ltx, networks, sampling, seedvr
 from ..following.steps import OF_STEPS
 from ..prediction.header_loading import Absent
+from ..prediction.stages import disk_free
 
 # What following a node raises where its model, its file or its settings are the reason. Any other error is a fault of
 # this pack's and is not taken for a node's: it goes up to whoever asked.
@@ -133,7 +134,7 @@ class DryRun:
             limit: share of the card's memory that may be used.
             ram: bytes of the machine's memory; 0: not asked.
         """
-        return Forecast(self.card, tuple(self.stages), limit, ram)
+        return Forecast(self.card, tuple(self.stages), limit, ram, disk_free(self.card))
 
     def _value(self, value: Any) -> Any:
         if not is_link(value):

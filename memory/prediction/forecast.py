@@ -40,6 +40,8 @@ class Stage:
         kind: of its model, by which is known how long such a one took here: its class, its work and its dtype.
         times: how often it is done, as of a sampling's step; 0: nobody has said.
         staging: bytes of its budget that weights go through when they are copied ahead; 0: by the host's own streaming.
+        frames: bytes of the decoded pictures that it leaves in RAM.
+        disk: bytes of disk that it takes at most: a file that it writes, pictures or maps that lie there.
     """
 
     work: str
@@ -55,6 +57,8 @@ class Stage:
     kind: str = ""
     times: float = 1.0
     staging: int = 0
+    frames: int = 0
+    disk: int = 0
 
     @property
     def activations(self) -> int:
@@ -92,12 +96,14 @@ class Forecast:
         stages: in the order in which they run.
         limit: share of the card's memory that may be used.
         ram: bytes of the machine's memory; 0: unknown.
+        disk_free: bytes that may be written where its disk is needed; 0: unknown.
     """
 
     card: Card
     stages: tuple[Stage, ...]
     limit: float = 0.85
     ram: int = 0
+    disk_free: int = 0
 
     @property
     def allowed(self) -> int:
@@ -123,6 +129,21 @@ class Forecast:
         """Bytes: the weights of all models, and the activations too on a device without memory of its own, as a CPU."""
         weights = sum(stage.weights for stage in self._models())
         return weights if self.card.has_own_memory else weights + self.activations
+
+    @property
+    def ram_frames(self) -> int:
+        """Bytes of decoded pictures in RAM, which stay there to the end; on a CPU the activations hold them."""
+        return sum(stage.frames for stage in self.stages) if self.card.has_own_memory else 0
+
+    @property
+    def lacks_ram(self) -> bool:
+        """Whether weights and pictures are more than the machine's memory."""
+        return bool(self.ram) and self.ram_needed + self.ram_frames > self.ram
+
+    @property
+    def disk(self) -> int:
+        """Bytes of disk at most, of all stages together."""
+        return sum(stage.disk for stage in self.stages)
 
     def _models(self) -> Iterator[Stage]:
         """One stage for each model: an encode and a decode share one, and so do two samplings with one."""
@@ -174,7 +195,7 @@ class Forecast:
 
     @property
     def verdict(self) -> Verdict:
-        if self.least > self.allowed or (self.ram and self.ram_needed > self.ram):
+        if self.least > self.allowed or self.lacks_ram:
             return Verdict.DOES_NOT_FIT
         streams = self.peak > self.allowed or any(stage.resident < stage.weights for stage in self.stages)
         return Verdict.STREAMS if streams else Verdict.RESIDENT

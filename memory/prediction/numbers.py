@@ -30,6 +30,8 @@ def forecast_numbers(forecast: Forecast, unknown: Sequence[str] = (), complete: 
         "activations_gb": forecast.activations / GB,
         "streamed_gb_per_step": forecast.streamed_per_step / GB,
         "ram_gb": forecast.ram_needed / GB,
+        "ram_frames_gb": forecast.ram_frames / GB,
+        "disk_gb": forecast.disk / GB,
         "seconds": forecast.seconds if forecast.timed else None,
         "seconds_by": forecast.card.speed.source,
         "stages": [_stage_numbers(forecast, stage) for stage in forecast.stages],

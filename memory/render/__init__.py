@@ -8,7 +8,7 @@ from .chart import draw_report
 from .fit_text import render_fit, why_nothing_fits
 from .forecast_bar import forecast_bar
 from .forecast_chart import draw_forecast
-from .forecast_text import advise, render_forecast
+from .forecast_text import advise, render_forecast, too_many_frames
 from .memory_bar import USUAL_LIMIT, MemoryBar, measured_bar
 from .report import NodeReport, render_report
 from .training_chart import draw_training, training_bar
@@ -30,6 +30,7 @@ __all__ = [
     "render_forecast",
     "render_report",
     "render_training",
+    "too_many_frames",
     "training_bar",
     "training_sentence",
     "why_nothing_fits",

@@ -14,6 +14,8 @@ SENTENCES = {
     Verdict.DOES_NOT_FIT: "does not fit",
 }
 
+MANY_FRAMES = 2**28  # bytes of decoded frames from which on they are told
+
 
 def render_forecast(forecast: Forecast, notes: tuple[str, ...] = (), doubt: str = "") -> str:
     """Paragraphs: the verdict, behind what makes it doubtful, three numbers, a line per stage, advice, notes."""
@@ -24,7 +26,9 @@ def render_forecast(forecast: Forecast, notes: tuple[str, ...] = (), doubt: str 
         f"everything resident {format_bytes(forecast.peak)} · least VRAM {format_bytes(forecast.least)} · activations"
         f" alone {format_bytes(forecast.activations)}",
         f"RAM for weights {format_bytes(forecast.ram_needed)}"
+        + (f", for decoded frames {format_bytes(forecast.ram_frames)}" if forecast.ram_frames >= MANY_FRAMES else "")
         + (f" of {format_bytes(forecast.ram)}" if forecast.ram else ""),
+        *_disk_line(forecast),
         *all_seconds(forecast),
         "",
         *(line for stage in forecast.stages for line in _stage_lines(forecast, stage)),
@@ -34,6 +38,12 @@ def render_forecast(forecast: Forecast, notes: tuple[str, ...] = (), doubt: str 
         lines += ["", *advice]
     lines += [f"! {note}" for note in notes]
     return "\n".join(lines)
+
+
+def _disk_line(forecast: Forecast) -> Iterator[str]:
+    if forecast.disk:
+        free = f", {format_bytes(forecast.disk_free)} are free" if forecast.disk_free else ""
+        yield f"disk: up to {format_bytes(forecast.disk)}{free}"
 
 
 def _stage_lines(forecast: Forecast, stage: Stage) -> Iterator[str]:
@@ -56,6 +66,15 @@ def _stage_lines(forecast: Forecast, stage: Stage) -> Iterator[str]:
         yield f"  {seconds}"
 
 
+def too_many_frames(size: int) -> str:
+    """What to do where decoded pictures of so many bytes do not fit into RAM beside the weights."""
+    return (
+        f"RAM: the decoded frames take {format_bytes(size)}, more than the weights leave: VAE Decode to Video writes"
+        " each to its file as it is decoded, and VAE Decode (exact, low memory) with frames_on_disk keeps them on the"
+        " disk"
+    )
+
+
 def advise(forecast: Forecast) -> Iterator[str]:
     """One line per thing that would help, the exact ones first."""
     for stage in forecast.too_big():
@@ -72,5 +91,12 @@ def advise(forecast: Forecast) -> Iterator[str]:
             yield f"{over}: run the text encoder on the CPU (a device input of its loader)"
     if forecast.ram and forecast.ram_needed > forecast.ram:
         yield "RAM: the weights do not fit into it; Layerwise Casting with a cache_file keeps them on the disk"
+    elif forecast.lacks_ram:
+        yield too_many_frames(forecast.ram_frames)
+    if forecast.disk_free and forecast.disk > forecast.disk_free:
+        yield (
+            f"disk: up to {format_bytes(forecast.disk)} are needed, {format_bytes(forecast.disk_free)} are free: free"
+            " some, or take a format that needs less"
+        )
     if forecast.verdict is Verdict.STREAMS:
         yield "faster: Layerwise Casting halves what is streamed (near-exact); a smaller picture leaves more room"

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from headroom.host.following.stages import sampling
 from headroom.host.prediction.header_loading import loading_headers
 from headroom.host.workflow.dry_run import DryRun
 from headroom.host.workflow.estimate import estimate_workflow
-from headroom.memory.prediction import Forecast, Verdict, fake_mode, named_card
+from headroom.memory.prediction import Forecast, Verdict, fake_mode, forecast_numbers, named_card
 from headroom.nodes import NODES
 from headroom.nodes.local_attention import HeadroomLocalAttention
 from headroom.offload.safetensors_header import NotAHeader, read_header
+from headroom.video import FORMATS
 
 from ..nightly import at_night, some_of
 from ..unit import gguf
@@ -167,6 +169,33 @@ def test_nodes_of_ours_count() -> None:
     assert ours.stages[2].method == "exact, in strips"
     assert ours.stages[2].peak <= 2.01 * GB
     assert answer(flux("fp8_e4m3fn")).stages[1].weights <= 0.51 * plain.stages[1].weights
+
+
+@pytest.mark.usefixtures("models")
+def test_where_decoded_frames_lie() -> None:
+    """In RAM, where they may not fit; in a file, as they are decoded; in a file of their own."""
+    latent = node("EmptyHunyuanLatentVideo", width=64, height=48, length=33, batch_size=2)
+    plain = {
+        "1": node("VAELoader", vae_name="full_wan_vae.safetensors"),
+        "2": latent,
+        "3": node("VAEDecode", samples=["2", 0], vae=["1", 0]),
+    }
+    inputs = {"samples": ["2", 0], "vae": ["1", 0]}
+    strips = {"method": "auto", "vram_budget_gb": 0.0, "tile_size": 0, "overlap": 64, "feather": "cosine"}
+    strips |= {"temporal_size": 0, "temporal_overlap": 16, "batch_slice": 0, "store": "same"}
+    mapped = plain | {"3": node("HeadroomVAEDecode", **inputs, **strips, frames_on_disk=True)}
+    video = {"fps": 16.0, "format": "mkv ffv1", "crf": -1.0, "filename_prefix": "x", "vram_budget_gb": 0.0}
+    to_file = plain | {"3": node("HeadroomVAEDecodeVideo", **inputs, **video)}
+    frames = 2 * 33 * 64 * 48 * 3
+    found = [answer(workflow) for workflow in (plain, mapped, to_file)]
+    assert [(one.ram_frames, one.disk) for one in found] == [
+        (4 * frames, 0), (0, 4 * frames), (0, FORMATS["mkv ffv1"].disk(64, 48, 2 * 33)),
+    ]  # fmt: skip
+    assert forecast_numbers(found[0])["ram_frames_gb"] == 4 * frames / GB
+    least = found[0].ram_needed + 4 * frames
+    assert replace(found[0], ram=least).verdict is Verdict.RESIDENT
+    assert replace(found[0], ram=least - 1).verdict is Verdict.DOES_NOT_FIT
+    assert replace(found[2], ram=least - 1).verdict is Verdict.RESIDENT
 
 
 @pytest.mark.usefixtures("models")

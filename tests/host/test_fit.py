@@ -26,9 +26,11 @@ from headroom.host.core.internals import find
 from headroom.host.measure.runs import LOG
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.offload.budget import budget_of
+from headroom.host.planning import fit as fit_of_the_host
 from headroom.host.planning.fit import apply_fit, changed, find_fit
 from headroom.host.prediction.kept import KEPT
 from headroom.host.prediction.stages import Question, as_sampled, chosen_card, coding_stage, decode_of, estimate
+from headroom.host.prediction.vae import Coding
 from headroom.host.sampling.guidance import guide_in_turns, in_turns
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import LowMemoryVAE, low_memory_vae, planned_vae
@@ -85,6 +87,22 @@ def test_a_vae_gets_the_first_part_of_what_a_sampler_makes_of_an_empty_latent() 
     assert decode_of(fit).x.shape[1] == vae.latent_channels
     stage = coding_stage(decode_of(fit), named_card("sm86", 12.0))
     assert not stage.doubt
+
+
+def test_frames_that_do_not_fit_into_ram_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They lie there beside the weights, to the byte; decoded to a file they do not."""
+    question = asked(side=64)
+    card, ram = named_card("sm86", 8.0), [2**40]
+    monkeypatch.setattr(fit_of_the_host, "ram_total", lambda gb: ram[0])
+    plain = find_fit(question, card)
+    assert plain.notes == ()
+    ram[0] = plain.forecast.ram_needed + 4 * 3 * 64 * 64
+    assert find_fit(question, card).notes == ()
+    ram[0] -= 1
+    (note,) = find_fit(question, card).notes
+    assert note.startswith("RAM: the decoded frames take ")
+    decode = Coding(question.vae, question.latent["samples"], file_budget_gb=0.0, file_format="mkv ffv1")
+    assert find_fit(replace(question, decode=decode), card).notes == ()
 
 
 # ------------------------------------------------------------------------------------------ models in their real size

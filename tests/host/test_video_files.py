@@ -19,6 +19,8 @@ from comfy_api.latest import InputImpl, Types
 from torch import Tensor
 
 from headroom.host.measure.runs import LOG
+from headroom.host.prediction.streamed import taken_elsewhere
+from headroom.host.prediction.vae import Coding
 from headroom.host.streaming.source import State
 from headroom.host.vae import geometry
 from headroom.host.vae.geometry import Geometry
@@ -416,6 +418,10 @@ def test_maps_of_all_frames_find_no_disk(
         patched.setattr(geometry, "require_room", lambda folder, needed, what: asked.append(needed))
         run()
     assert asked == [sum(taken)]
+    if frames is None:
+        coding = Coding(kind.load(), latent(name)["samples"], file_budget_gb=0.0, file_format=request().format)
+        count, height, width, _ = stock(name).shape
+        assert taken_elsewhere(coding) == (0, sum(taken) + FORMATS[request().format].disk(width, height, count))
     temporary, usage = tmp_path / "temporary", shutil.disk_usage("/")
     temporary.mkdir()
     full = usage._replace(free=KEEP_FREE + sum(taken) - 1)

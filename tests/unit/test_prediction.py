@@ -23,6 +23,7 @@ from headroom.memory.prediction import (
     fake_copy,
     fake_mode,
     fake_tensor,
+    live_bytes,
     named_card,
     predict,
 )
@@ -96,6 +97,15 @@ class TestLiveBytes:
             kept = torch.zeros(3)
             assert tracker.live == 512
         del kept
+
+    def test_a_long_timeline_has_fewer_points_and_its_peak(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(live_bytes, "MOST_POINTS", 8)
+        with LiveBytes("cpu") as tracker:
+            for size in range(1, 41):
+                torch.zeros(1000 * size)
+                assert len(tracker.timeline) < 8
+        assert tracker.operators == 40
+        assert list(tracker.timeline) == [4 * 1000 * size for size in range(8, 41, 8)]
 
     def test_what_belongs_to_somebody_else_is_left_out(self) -> None:
         theirs = torch.zeros(1000)
@@ -300,6 +310,23 @@ class TestForecast:
         high, low = (replace(self.stage("sampling", 400, MiB, 40), model=number) for number in (1, 2))
         coded = [replace(self.stage(work, 100, MiB, 100), model=3) for work in ("encode", "decode")]
         assert self.forecast(500, coded[0], high, low, high, coded[1]).ram_needed == 900 * MiB
+
+    def test_decoded_frames_need_ram_and_disk(self) -> None:
+        """Beside a card; on a CPU they are in what its work takes already."""
+        decode = replace(self.stage("decode", 100, 300 * MiB, 100), frames=1000 * MiB, disk=20 * MiB)
+        assert self.forecast(500, decode, ram=1100).verdict is Verdict.RESIDENT
+        short = self.forecast(500, decode, decode, ram=2099)
+        assert (short.ram_needed, short.ram_frames, short.disk) == (100 * MiB, 2000 * MiB, 40 * MiB)
+        assert short.verdict is Verdict.DOES_NOT_FIT
+        told = render_forecast(replace(short, disk_free=39 * MiB))
+        assert "RAM for weights 100 MB, for decoded frames 1.95 GB of 2.05 GB\n" in told
+        assert "\ndisk: up to 40 MB, 39 MB are free\n" in told
+        assert "RAM: the decoded frames take 1.95 GB" in told
+        assert "disk: up to 40 MB are needed, 39 MB are free" in told
+        enough = render_forecast(replace(self.forecast(500, decode, decode, ram=2100), disk_free=40 * MiB))
+        assert "are needed" not in enough
+        assert "more than the weights leave" not in enough
+        assert Forecast(CPU, (decode,), ram=400 * MiB).verdict is Verdict.RESIDENT
 
     def test_a_prediction_is_the_same_however_long_it_took(self) -> None:
         assert Prediction(1, 2, seconds=0.5) == Prediction(1, 2, seconds=3.0) != Prediction(1, 3)

@@ -46,7 +46,8 @@ def decode_to_file(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """Our decode to a video file, which gives nothing that is followed."""
     budget = inputs.number("vram_budget_gb") if "vram_budget_gb" in inputs else 0.0
     x = first_part(inputs.latent("samples")["samples"])
-    found.add(coding_stage(Coding(inputs.vae(), x, file_budget_gb=budget), found.card))
+    form = str(inputs.get("format", ""))
+    found.add(coding_stage(Coding(inputs.vae(), x, file_budget_gb=budget, file_format=form), found.card))
     return NOTHING
 
 
