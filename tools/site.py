@@ -36,17 +36,7 @@ def main() -> int:
         gather(pages, said["nav"])
         _write(pages / said["theme"]["logo"], (PACK / said["theme"]["logo"]).read_bytes())
         own.write_text(yaml.safe_dump({"INHERIT": str(CONFIGURATION), "docs_dir": str(pages)}), encoding="utf-8")
-        command = [
-            sys.executable,
-            "-m",
-            "mkdocs",
-            "build",
-            "--strict",
-            "--config-file",
-            str(own),
-            "--site-dir",
-            str(out),
-        ]
+        command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(own), "-d", str(out)]
         return subprocess.run(command, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, check=False).returncode
 
 
