@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from comfy_api.latest import io
 from ..graph.fit.cfg_source import WIDGET
 from ..graph.settings import VERIFY
 from ..host.core.compat import executing_node, shown_when_reused
+from ..host.planning.behind import for_all_sizes, prompt_of
 from ..host.planning.decode_in_graph import decode_in_graph
 from ..host.planning.fit import apply_fit, find_fit
 from ..host.planning.pilot import find_verified_fit
 from ..host.prediction.stages import Question, chosen_card
+from ..host.workflow.dry_run import outputs_of
 from ..memory.prediction import GPU_CHOICES, QUALITIES
 from ..memory.render import draw_forecast, forecast_bar, render_fit, why_nothing_fits
 from .card import cfg_input, cfg_source_input, gpu_input, limit_input, vram_input
@@ -40,7 +43,11 @@ class HeadroomFit(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="Nodes of ours before this one win: what they set stays."),
                 io.Vae.Input("vae", tooltip="Its decode is planned too. A Low-Memory VAE before keeps its method."),
-                io.Latent.Input("samples", tooltip="What the sampler will get: its size counts."),
+                io.Latent.Input(
+                    "samples",
+                    tooltip="What the sampler will get: its size counts. Where others behind this node sample another"
+                    " size, as after an upscale, the plan is for the one that takes most.",
+                ),
                 io.Conditioning.Input("positive", optional=True, tooltip="Its length counts. Without: 256 tokens."),
                 io.Conditioning.Input("negative", optional=True, tooltip="Without: like the positive."),
                 cfg_input(),
@@ -98,8 +105,13 @@ class HeadroomFit(io.ComfyNode):
         verify: str = VERIFY[0],
     ) -> io.NodeOutput:
         card = chosen_card(gpu, vram_gb, model.load_device)
-        decode = decode_in_graph(executing_node()[1], getattr(cls.hidden, "dynprompt", None), vae, samples)
+        graph = getattr(cls.hidden, "dynprompt", None)
+        decode = decode_in_graph(executing_node()[1], graph, vae, samples)
         question = Question(model, samples, vae, positive=positive, negative=negative, cfg=cfg, decode=decode)
+        sizes: tuple[str, ...] = ()
+        if graph is not None:
+            follow = partial(outputs_of, card=card)
+            question, sizes = for_all_sizes(question, card, prompt_of(graph), executing_node()[1], follow)
         steps: tuple[str, ...] = ()
         if verify == VERIFY[0]:
             fit = find_fit(question, card, quality, limit)
@@ -108,6 +120,6 @@ class HeadroomFit(io.ComfyNode):
         if not fit.found:
             raise ValueError(why_nothing_fits(fit))
         fitted, planned = apply_fit(model, vae, fit)
-        text = "\n".join([render_fit(fit), *(f"verified: {line}" for line in steps)])
+        text = "\n".join([render_fit(fit), *sizes, *(f"verified: {line}" for line in steps)])
         chart = torch.from_numpy(np.asarray(draw_forecast(fit.forecast, "Make it fit"), dtype=np.float32) / 255.0)[None]
         return io.NodeOutput(fitted, planned, text, chart, ui=face(text, forecast_bar(fit.forecast)))

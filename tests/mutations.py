@@ -651,6 +651,17 @@ MEMORY = (
         ),
     ),
     *_of(
+        "host/planning/behind.py",
+        "host/test_estimate_cli.py",
+        ("sizes: the one that takes least", "_activations(other, card) > _a", "_activations(other, card) < _a"),
+    ),
+    *_of(
+        "graph/fit/behind.py",
+        "unit/test_fit_sizes.py host/test_out_of_memory.py",
+        ("sizes: behind another plan as well", ' or prompt[number]["class_type"] == FIT:', ":"),
+        ("sizes: a sum of nothing", "json.dumps([asked, latents_alone(prompt, asked)]", "json.dumps([asked]"),
+    ),
+    *_of(
         "vae/exact/planned.py",
         "host/test_streaming.py",
         ("exact VAE: a plan draws the noise of the decode", "self.recorder.draws = False", "pass"),

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_iter
 
 from ...memory.prediction import Card, Stage, fake_mode
 from ..prediction.header_loading import Absent
+from ..prediction.stages import Question
 from .calling import Nodes, Outputs
 from .inputs import Inputs, NotFollowed
 
@@ -29,6 +30,8 @@ class Findings:
         mode: what the tensors are faked in.
         absent: files that are not on this machine, and were taken from the catalogue.
         node: the id of the node that is followed now.
+        predicts: whether what VAEs do is predicted; else only how large it is that they give.
+        for_all_sizes: makes the question of a Make It Fit one for all that is sampled behind it; with what to say.
     """
 
     card: Card
@@ -39,6 +42,8 @@ class Findings:
     mode: FakeTensorMode = field(default_factory=fake_mode)
     absent: Absent = field(default_factory=Absent)
     node: str = ""
+    predicts: bool = True
+    for_all_sizes: Callable[[Question], tuple[Question, tuple[str, ...]]] = lambda question: (question, ())
 
     @property
     def nodes(self) -> Nodes:

@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
+from ...graph.fit.behind import with_sums
 from ...graph.fit.cfg_source import follow_cfg
 from ...graph.formats import BadWorkflow, check_api
 from ...graph.version import pack_version
@@ -47,7 +48,7 @@ def install() -> None:
     server.routes.get(RUNS)(get_runs)
     server.routes.get(VERSION)(get_version)
     server.app.middlewares.append(_admission())
-    server.add_on_prompt_handler(with_the_graphs_cfg)
+    server.add_on_prompt_handler(with_what_the_graph_says)
     advised.install()
 
 
@@ -130,8 +131,9 @@ async def get_version(request: Any) -> Any:
     return web.json_response({"version": pack_version(), "schema": SCHEMA})
 
 
-def with_the_graphs_cfg(queued: dict[str, Any]) -> dict[str, Any]:
-    """The host's hook for a prompt that comes in: Make It Fit gets its cfg from the graph where it is asked to.
+def with_what_the_graph_says(queued: dict[str, Any]) -> dict[str, Any]:
+    """The host's hook for a prompt that comes in: Make It Fit gets its cfg from the graph where it is asked to, and
+    a sum of what is sampled behind it.
 
     Args:
         queued: the body of a POST to /prompt; what the host would refuse is handed on as it is.
@@ -140,7 +142,7 @@ def with_the_graphs_cfg(queued: dict[str, Any]) -> dict[str, Any]:
         check_api(queued.get("prompt"))
     except BadWorkflow:
         return queued
-    return {**queued, "prompt": follow_cfg(queued["prompt"])}
+    return {**queued, "prompt": with_sums(follow_cfg(queued["prompt"]))}
 
 
 def _admission() -> Any:

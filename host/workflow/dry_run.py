@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from ...graph.kinds import DECODES, ENCODES, FIT, GUIDERS, SAMPLERS, TO_FILE, TRAIN, VAE
@@ -39,8 +40,9 @@ from ..following.kinds import (
 )
 from ..following.stages import audio, coding, encoders, ltx, networks, sampling, seedvr
 from ..following.steps import OF_STEPS
+from ..planning.behind import for_all_sizes
 from ..prediction.header_loading import Absent
-from ..prediction.stages import disk_free
+from ..prediction.stages import Question, disk_free
 
 # What following a node raises where its model, its file or its settings are the reason. Any other error is a fault of
 # this pack's and is not taken for a node's: it goes up to whoever asked.
@@ -55,6 +57,7 @@ class DryRun:
         workflow: its nodes by their ids; not changed.
         card: where it would run.
         ours: this pack's nodes by their ids, where the host has not loaded them.
+        predicts: whether what VAEs do is predicted; else only how large it is that they give.
         found: what the nodes that were followed add up to.
         unknown: nodes that were not followed, with the reason.
         waiting: those of them that wait for others of them.
@@ -65,13 +68,18 @@ class DryRun:
     workflow: Prompt
     card: Card
     ours: Mapping[str, Any] = field(default_factory=dict)
+    predicts: bool = True
     unknown: dict[str, str] = field(default_factory=dict)
     waiting: set[str] = field(default_factory=set)
     missing: set[str] = field(default_factory=set)
     results: dict[str, Outputs] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.found = Findings(self.card, self.ours)
+        self.found = Findings(self.card, self.ours, predicts=self.predicts, for_all_sizes=self._for_all_sizes)
+
+    def _for_all_sizes(self, question: Question) -> tuple[Question, tuple[str, ...]]:
+        follow = partial(outputs_of, card=self.card, ours=self.ours)
+        return for_all_sizes(question, self.card, self.workflow, self.found.node, follow)
 
     @property
     def stages(self) -> list[Stage]:
@@ -155,6 +163,11 @@ class DryRun:
         if kind not in FOLLOWERS:
             raise NotFollowed(f"{kind} is not known")
         return FOLLOWERS[kind](self.found, kind, inputs)
+
+
+def outputs_of(prompt: Prompt, card: Card, ours: Mapping[str, Any] | None = None) -> dict[str, Outputs]:
+    """What the nodes of a prompt give, as far as it can be followed; nothing of it is predicted."""
+    return DryRun(prompt, card, ours or {}, predicts=False).run().results
 
 
 def _followers() -> Iterator[tuple[Iterable[str], Follow]]:

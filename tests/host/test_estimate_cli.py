@@ -254,6 +254,52 @@ def test_a_training_is_told_of() -> None:
     assert "Train LoRA's offloading keeps them for the backward" in notes
 
 
+LARGER = {"width": 1024, "height": 768}
+
+
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize("way", ["latent", "pixels", "unknown"])
+def test_one_plan_for_two_sizes(way: str) -> None:
+    """Of a picture that is made larger and sampled again, as the node plans it; what cannot be followed is told."""
+    workflow = sd15(256)
+    workflow["9"] = node("HeadroomFit", model=["1", 0], vae=["1", 2], samples=["5", 0], cfg=7.0, quality="exact")
+    workflow["6"]["inputs"]["model"] = ["9", 0]
+    if way == "latent":
+        workflow["10"] = node("LatentUpscale", samples=["6", 0], upscale_method="area", crop="disabled", **LARGER)
+    elif way == "unknown":
+        workflow["10"] = node("AnothersUpscaler", samples=["6", 0])
+    else:
+        workflow["12"] = node("VAEDecode", samples=["6", 0], vae=["9", 1])
+        workflow["13"] = node("ImageScale", image=["12", 0], upscale_method="area", crop="disabled", **LARGER)
+        workflow["10"] = node("VAEEncode", pixels=["13", 0], vae=["9", 1])
+    workflow["11"] = {**workflow["6"], "inputs": {**workflow["6"]["inputs"], "latent_image": ["10", 0]}}
+    run = on_a_small_card(workflow)
+    told = of_make_it_fit(run)
+    if way == "unknown":
+        assert told[0].startswith("how large node 11 samples could not be told beforehand")
+        return
+    assert told[0] == "planned for 1024 x 768 (node 11), the most that is sampled behind it: 256 x 256, 1024 x 768"
+    alone = sd15()
+    alone["5"]["inputs"] |= LARGER
+    alone["9"] = workflow["9"]
+    alone["6"]["inputs"]["model"] = ["9", 0]
+    of_larger = on_a_small_card(alone)
+    assert told[1:] == of_make_it_fit(of_larger)
+    assert budgets(run) == budgets(of_larger) != {None}
+
+
+def on_a_small_card(workflow: Workflow) -> DryRun:
+    return DryRun(workflow, named_card("sm86", 2.0), ours={one.GET_SCHEMA().node_id: one for one in NODES}).run()
+
+
+def of_make_it_fit(run: DryRun) -> list[str]:
+    return [note.removeprefix("HeadroomFit: ") for note in run.notes if note.startswith("HeadroomFit: ")]
+
+
+def budgets(run: DryRun) -> set[int | None]:
+    return {stage.budget for stage in run.stages if stage.work == "sampling"}
+
+
 @pytest.mark.usefixtures("models")
 def test_a_dynamic_list_as_it_is_queued() -> None:
     """Choice and inputs lie side by side in a workflow, and reach the node as one dictionary."""

@@ -64,11 +64,37 @@ def test_a_plan_is_for_the_cfg_of_the_graph(client: Client, source: str, cfg: fl
     assert queued["9"]["inputs"]["cfg"] == cfg
 
 
+def twice(scale: float, seed: int = 1) -> dict[str, Any]:
+    """A picture that is made larger and sampled again, with one Make It Fit."""
+    workflow = fitted(3.0)
+    workflow["10"] = node("LatentUpscaleBy", samples=["5", 0], upscale_method="nearest-exact", scale_by=scale)
+    workflow["11"] = node("KSampler", **{**workflow["5"]["inputs"], "latent_image": ["10", 0], "seed": seed})
+    workflow["12"] = node("PreviewAny", source=["9", 2])
+    workflow["6"]["inputs"]["samples"] = ["11", 0]
+    return workflow
+
+
+def test_one_plan_for_two_sizes(client: Client) -> None:
+    """It is of the larger, and asked for again when that changes, but not when a seed does."""
+    first = client.run(twice(2.0, seed=10))
+    (plan,) = first.outputs["12"]["text"]
+    assert "\nplanned for 256 x 256 (node 11), the most that is sampled behind it: 128 x 128, 256 x 256" in plan
+    assert "9" in client.run(twice(2.0, seed=11)).cached
+    again = client.run(twice(1.5, seed=11))
+    assert "9" not in again.cached
+    assert "planned for 192 x 192 (node 11)" in again.outputs["12"]["text"][0]
+    alone = fitted(3.0)
+    alone["4"]["inputs"] |= {"width": 256, "height": 256}
+    alone["12"] = node("PreviewAny", source=["9", 2])
+    (of_larger,) = client.run(alone).outputs["12"]["text"]
+    assert [line for line in plan.splitlines() if not line.startswith("planned for ")] == of_larger.splitlines()
+
+
 def test_what_is_no_prompt_is_left_to_the_host() -> None:
-    from headroom.host.server.routes import with_the_graphs_cfg
+    from headroom.host.server.routes import with_what_the_graph_says
 
     for body in ({}, {"prompt": None}, {"prompt": {"1": {}}}, {"prompt": []}):
-        assert with_the_graphs_cfg(body) is body
+        assert with_what_the_graph_says(body) is body
 
 
 def test_an_error_reaches_its_reader_without_advice(monkeypatch: pytest.MonkeyPatch) -> None:

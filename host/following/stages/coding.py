@@ -37,7 +37,8 @@ def code(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     if "tile_size" in widgets and not isinstance(vae, LowMemoryVAE):
         with of_the_workflow(kind):
             coding = replace(coding, tiles=tiled_arguments(vae, encodes=encodes, **widgets))
-    found.add(coding_stage(coding, found.card))
+    if found.predicts:
+        found.add(coding_stage(coding, found.card))
     with found.mode:
         return ({"samples": latent_like(vae, x)} if encodes else pixels_like(vae, x),)
 

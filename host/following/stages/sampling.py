@@ -147,6 +147,8 @@ def fit(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     )
     latent, cfg = inputs.latent("samples"), inputs.number("cfg")
     question = Question(model, latent, vae, positive=positive, negative=negative, cfg=cfg)
+    question, lines = found.for_all_sizes(question)
+    found.notes += [f"{kind}: {line}" for line in lines]
     answer = find_fit(question, card, asked.quality, asked.limit)
     if not answer.found:
         found.notes.append(f"{kind}: {why_nothing_fits(answer)}")
