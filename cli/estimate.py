@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __package__:
     from ..graph import cards, settings
-    from . import files, host
+    from . import asking, files, host
     from .waiting import waiting_for
 else:  # as a script
+    import asking
     import files
     from waiting import waiting_for
 
@@ -36,6 +37,7 @@ EXAMPLES = """examples:
   python3 cli/estimate.py workflow.json --gpu "rtx 4060 ti 16gb"   a card by its name
   python3 cli/estimate.py workflow.json --gpu sm89 --vram 6        by its kernels and memory, as of a laptop
   python3 cli/estimate.py workflow.json --ram 16 --json            the machine's memory too; for programs
+  python3 cli/estimate.py workflow.json --server http://127.0.0.1:8188   a ComfyUI that runs, and its own card: faster
 
 exit status: 0 it fits, 3 it does not, 2 it cannot be said, or not wholly"""
 
@@ -49,11 +51,12 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("workflow", type=Path, metavar="WORKFLOW.json", help="as saved, or exported (API)")
-    top.add_argument("--gpu", default=CARD, help="a card's name, or sm75, sm80, sm86 (default), sm89, sm90, sm120")
+    top.add_argument("--gpu", help=f"a card's name, or sm75, sm80, sm86, sm89, sm90, sm120 (default {CARD})")
     top.add_argument("--vram", type=float, metavar="GB", help="of the card (default: what its name says, else 8)")
     top.add_argument("--ram", type=float, default=0.0, metavar="GB", help="of the machine (default: not asked)")
     top.add_argument("--limit", type=float, default=0.85, help="share of the card that may be used (default 0.85)")
     top.add_argument("--json", action="store_true", help="one JSON object instead of the table")
+    top.add_argument("--server", metavar="URL", help="ask a ComfyUI that runs there, by default for its own card")
     top.add_argument("--comfyui", metavar="FOLDER", help="where ComfyUI is, if the pack is not in it")
     top.add_argument("--base-directory", metavar="FOLDER", help="whose models and input count, as in ComfyUI")
     return top
@@ -67,6 +70,8 @@ def answer(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
         NoHost: there is no ComfyUI.
     """
     content = files.read(options.workflow)
+    if options.server is not None:
+        return _of_a_server(options, content)
     asked = _checked(options)
     with waiting_for("importing ComfyUI"):
         host.enter(host.find_comfyui(options.comfyui), options.base_directory, kinds=files.kinds(content))
@@ -83,6 +88,26 @@ def answer(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     return found.numbers, found.text
 
 
+def _of_a_server(options: argparse.Namespace, content: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """As :func:`answer`, from a ComfyUI that runs."""
+    if options.comfyui is not None or options.base_directory is not None:
+        raise ValueError("--server: that ComfyUI has its own folders; leave --comfyui and --base-directory out")
+    body = {"prompt": files.api_nodes(content), "limit": options.limit}
+    if options.ram:
+        body["ram_gb"] = options.ram
+    if options.gpu is not None or options.vram is not None:
+        asked = _checked(options)
+        body["vram_gb"] = asked.vram_gb
+        body |= {"gpu": asked.kernels} if options.gpu is not None else {}
+    settings.check_share("--limit", options.limit)
+    settings.check_size("--ram", options.ram)
+    with waiting_for(f"asking {options.server}"):
+        found = asking.ask(options.server, body)
+    text = str(found.pop("text", ""))
+    found.pop("notes", None)
+    return found, text
+
+
 def _checked(options: argparse.Namespace) -> cards.KnownCard:
     """The card, whose memory is known.
 
@@ -93,7 +118,7 @@ def _checked(options: argparse.Namespace) -> cards.KnownCard:
         settings.check_size("--vram", options.vram)
     settings.check_size("--ram", options.ram)
     settings.check_share("--limit", options.limit)
-    known: cards.KnownCard = cards.known_card("--gpu", options.gpu, options.vram)
+    known: cards.KnownCard = cards.known_card("--gpu", options.gpu or CARD, options.vram)
     if known.vram_gb is None:
         return known._replace(vram_gb=MEMORY)
     if not known.vram_gb:

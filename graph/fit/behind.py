@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ..kinds import FIT, SAMPLERS
 from ..prompt import Output, Prompt, is_link, links, parents
 
+MOST = 64  # plans of a prompt that are looked at when it is queued
 MODEL = 0  # the output of Make It Fit that samplers get
 # Of the nodes that are left out: which input has what an output gives, or its size.
 PASSED = {FIT: ("model", "vae")} | dict.fromkeys(SAMPLERS, ("latent_image", "latent_image"))
@@ -26,13 +27,14 @@ def sampled_behind(prompt: Prompt, fit: str) -> dict[str, Output]:
     Args:
         fit: its id.
     """
+    source = _sources(prompt)
     given = links(prompt[fit]).get("samples")
-    known = given and _passed(prompt, given)
-    read: dict[Output, list[str]] = {}
+    read: dict[str, list[tuple[int, str]]] = {}
     for number, node in prompt.items():
-        for output in links(node).values():
-            read.setdefault(output, []).append(number)
-    pending, seen, found = list(read.get((fit, MODEL), ())), set[str](), dict[str, Output]()
+        for origin, slot in links(node).values():
+            read.setdefault(origin, []).append((slot, number))
+    pending = [number for slot, number in read.get(fit, ()) if slot == MODEL]
+    seen, found = set[str](), dict[str, Output]()
     while pending:
         number = pending.pop()
         if number in seen or prompt[number]["class_type"] == FIT:  # another one plans for what is behind it
@@ -40,15 +42,16 @@ def sampled_behind(prompt: Prompt, fit: str) -> dict[str, Output]:
         seen.add(number)
         linked = links(prompt[number])
         if "latent_image" in linked:
-            found[number] = _passed(prompt, linked["latent_image"])
+            found[number] = source(linked["latent_image"])
         else:
-            pending += [one for (origin, _), some in read.items() if origin == number for one in some]
+            pending += [reader for _, reader in read.get(number, ())]
+    known = given and source(given)
     return {number: found[number] for number in sorted(found) if found[number] != known}
 
 
 def latents_alone(prompt: Prompt, asked: Iterable[Output]) -> Prompt:
     """The part of a prompt that makes latents, without samplers, whose latent is as large as the one they get."""
-    part: Prompt = {}
+    source, part = _sources(prompt), Prompt()
     pending = [number for number, _ in asked]
     while pending:
         number = pending.pop()
@@ -56,7 +59,7 @@ def latents_alone(prompt: Prompt, asked: Iterable[Output]) -> Prompt:
             continue
         node = prompt[number]
         inputs = {
-            name: list(_passed(prompt, (value[0], value[1]))) if is_link(value) else value
+            name: list(source((value[0], value[1]))) if is_link(value) else value
             for name, value in node["inputs"].items()
         }
         part[number] = {**node, "inputs": inputs}
@@ -64,18 +67,25 @@ def latents_alone(prompt: Prompt, asked: Iterable[Output]) -> Prompt:
     return part
 
 
-def _passed(prompt: Prompt, output: Output) -> Output:
-    """Where an output comes from in the end, past the nodes that are left out."""
-    seen = set()
-    while output[0] in prompt and output[0] not in seen:
-        seen.add(output[0])
-        node = prompt[output[0]]
-        names = PASSED.get(node["class_type"], ())
-        further = links(node).get(names[output[1]]) if output[1] < len(names) else None
-        if further is None:
-            break
-        output = further
-    return output
+def _sources(prompt: Prompt) -> Callable[[Output], Output]:
+    """Gives where an output comes from in the end, past the nodes that are left out; each is walked once."""
+    known: dict[Output, Output] = {}
+
+    def source(output: Output) -> Output:
+        way = dict[Output, None]()
+        while output not in known and output not in way:
+            way[output] = None
+            node = prompt.get(output[0])
+            names = PASSED.get(node["class_type"], ()) if node else ()
+            further = links(node).get(names[output[1]]) if node and 0 <= output[1] < len(names) else None
+            if further is None:
+                break
+            output = further
+        end = known.get(output, output)
+        known.update(dict.fromkeys(way, end))
+        return end
+
+    return source
 
 
 def with_sums(prompt: Prompt) -> Prompt:
@@ -85,7 +95,7 @@ def with_sums(prompt: Prompt) -> Prompt:
     Args:
         prompt: in the API format; not changed.
     """
-    fits = [number for number, node in prompt.items() if node["class_type"] == FIT]
+    fits = [number for number, node in prompt.items() if node["class_type"] == FIT][:MOST]
     behind = {number: found for number in fits if (found := sampled_behind(prompt, number))}
     if not behind:
         return prompt

@@ -106,7 +106,9 @@ def test_a_command_is_one(line: str, folder: Path, server: Server) -> None:
         read_as_script(script, arguments)
         return
     places = ["--comfyui", str(ENVIRONMENT.comfyui)]
-    if script.endswith("estimate.py"):
+    if "--server" in arguments:
+        arguments, places = [server.url if "://" in one else one for one in arguments], []
+    elif script.endswith("estimate.py"):
         places += ["--base-directory", str(server.base)]
     done = subprocess.run(
         [sys.executable, str(ROOT / script), *arguments, *places],

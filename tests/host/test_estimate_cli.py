@@ -1,12 +1,16 @@
 """`estimate` on workflow files: in this process, and as people run it, with models of real size without weights."""
 
+import io
 import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from functools import cache
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +21,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 import nodes
+from headroom.cli import estimate as estimate_command
 from headroom.host.following.calling import with_choices
 from headroom.host.following.kinds import NEUTRAL
 from headroom.host.following.stages import sampling
@@ -27,13 +32,15 @@ from headroom.memory.prediction import Forecast, Verdict, fake_mode, forecast_nu
 from headroom.nodes import NODES
 from headroom.nodes.local_attention import HeadroomLocalAttention
 from headroom.offload.safetensors_header import NotAHeader, read_header
+from headroom.tools.server.server import Server
 from headroom.video import FORMATS
 
 from ..nightly import at_night, some_of
 from ..unit import gguf
 from . import full_size
 from .conftest import ENVIRONMENT
-from .workflows import node
+from .ui_workflows import text_to_image as as_saved
+from .workflows import node, text_to_image
 
 pytestmark = pytest.mark.usefixtures("extra_nodes")
 
@@ -355,6 +362,83 @@ def test_as_people_run_it(base: Path) -> None:
 
 
 @pytest.mark.usefixtures("models")
+def ask(*arguments: str, path: Path) -> tuple[int, str, str]:
+    """The command in this process: it imports no ComfyUI for this."""
+    out, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(errors):
+        status = estimate_command.main([str(path), *arguments])
+    return status, out.getvalue(), errors.getvalue()
+
+
+def test_a_server_that_runs_is_asked(server: Server, tmp_path: Path) -> None:
+    """For its own card, or another; in both formats of a workflow, as the pack's own route answers."""
+    path = tmp_path / "workflow.json"
+    path.write_text(json.dumps(text_to_image(save_latent=False)))
+    status, said, _ = ask("--server", server.url, path=path)
+    assert status == 0
+    assert said.startswith("Will it fit? · ")
+    assert "\nresident: fits" in said
+    status, said, _ = ask("--server", f"{server.url}/", "--gpu", "rtx 3060 12gb", "--limit", "0.5", "--json", path=path)
+    found = json.loads(said)
+    assert status == 0
+    assert (found["card_gb"], found["allowed_gb"], found["complete"]) == (12.0, 6.0, True)
+    assert "text" not in found
+    path.write_text(json.dumps(as_saved()))
+    assert ask("--server", server.url, "--vram", "0.05", path=path)[0] == 3
+    path.write_text(json.dumps({"1": node("PreviewAny", source="x")}))
+    assert ask("--server", server.url, path=path)[::2] == (
+        2, "nothing to predict in this workflow: no sampler, no VAE, no text\n",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["127.0.0.1:8188"], "--server: 127.0.0.1:8188 is no address; give one such as http://127.0.0.1:8188"),
+        (["http://127.0.0.1:9"], "--server: nothing answers at http://127.0.0.1:9 ("),
+        (["http://127.0.0.1:9", "--comfyui", "x"], "--server: that ComfyUI has its own folders"),
+        (["http://127.0.0.1:9", "--limit", "3"], "--limit"),
+        (["http://127.0.0.1:9", "--gpu", "rtx 1"], "--gpu"),
+    ],
+)
+def test_a_server_that_cannot_be_asked(arguments: list[str], said: str, tmp_path: Path) -> None:
+    path = tmp_path / "workflow.json"
+    path.write_text(json.dumps(text_to_image(save_latent=False)))
+    status, out, error = ask("--server", *arguments, path=path)
+    assert (status, out) == (2, "")
+    assert error.startswith(said)
+
+
+@pytest.mark.parametrize(("status", "body"), [(302, b""), (404, b"no"), (200, b"<html>"), (200, b"[]"), (500, b"{}")])
+def test_a_server_that_points_elsewhere_is_not_followed(status: int, body: bytes, tmp_path: Path) -> None:
+    """Nor is what another server answers taken for a forecast."""
+    asked = []
+
+    class Answers(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(self.path)
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_GET = do_POST
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    path = tmp_path / "workflow.json"
+    path.write_text(json.dumps(text_to_image(save_latent=False)))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        found, out, error = ask("--server", f"http://127.0.0.1:{other.server_address[1]}", path=path)
+        other.shutdown()
+    assert asked == ["/headroom/estimate"]
+    assert (found, out) == (2, "")
+    assert "answers with status 500" in error if status == 500 else "has no Headroom" in error
+
+
 def test_an_unknown_node_is_listed_and_not_guessed() -> None:
     workflow = sd15()
     workflow["9"] = node("SomebodysUpscaler", model=["1", 0])

@@ -27,6 +27,11 @@ HELD = {
         "host/test_workers.py::test_an_address_is_no_name", "host/test_workers.py::test_what_the_owner_wrote",
         "host/test_workers.py::test_another_version_is_refused_with_both", "host/test_workers.py::test_nobody_there",
     ),
+    "asks a ComfyUI where `cli/estimate.py`": (
+        "unit/test_source.py::test_the_pack_runs_no_text_and_installs_nothing",
+        "host/test_estimate_cli.py::test_a_server_that_runs_is_asked",
+        "host/test_estimate_cli.py::test_a_server_that_points_elsewhere_is_not_followed",
+    ),
     "opens no model itself": (
         f"{HEADER}::test_what_breaks_a_rule", f"{HEADER}::test_what_is_no_safetensors_file",
         f"{HEADER}::test_a_name_that_promises_another_format", f"{GGUF}::test_what_breaks_a_rule",
@@ -78,6 +83,8 @@ HELD = {
     ),
     "a prompt with a Make It Fit": (
         "unit/test_fit_advice.py::test_circles_and_long_chains",
+        "unit/test_fit_sizes.py::test_circles_and_long_chains",
+        "host/test_out_of_memory.py::test_one_plan_for_two_sizes",
         "host/test_out_of_memory.py::test_a_plan_is_for_the_cfg_of_the_graph",
     ),
 }  # fmt: skip

@@ -59,9 +59,13 @@ def test_the_part_that_decides_sizes_has_no_sampler_and_no_plan_in_it() -> None:
     assert part["11"]["inputs"]["vae"] == ["1", 2]
 
 
-def test_samplers_in_a_circle_end() -> None:
+def test_circles_and_long_chains() -> None:
     prompt = {"1": sampler(["9", 0], ["2", 0]), "2": sampler(["9", 0], ["1", 0])}
-    assert latents_alone(prompt, [("1", 0)])
+    prompt["9"] = node("HeadroomFit", model=["9", 0], vae=["9", 1], samples=["1", 0])
+    assert with_sums(prompt)
+    assert latents_alone(prompt, [("1", 0), ("9", 0)])
+    chain = upscaled() | {str(number): sampler(["4", 0], [str(number - 1), 0]) for number in range(14, 20_000)}
+    assert set(sampled_behind(chain, "4").values()) == {("11", 0), ("7", 0)}
 
 
 def test_the_sum_changes_with_what_decides_a_size() -> None:
