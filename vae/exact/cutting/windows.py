@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
@@ -88,9 +89,13 @@ class Windows:
 
     def edges(self, node: Node, start: int, stop: int) -> list[tuple[int, int]]:
         """Rows [start, stop) of a target as the strips compute them: (first row, end) of each."""
-        cuts = [self.done(node, number) for number in range(1, self.count)]
-        inside = [start, *(cut for cut in cuts if start < cut < stop), stop]
-        return list(pairwise(inside))
+        numbers = range(1, self.count)
+
+        def cut(number: int) -> int:
+            return self.done(node, number)
+
+        inside = numbers[bisect_right(numbers, start, key=cut) : bisect_left(numbers, stop, key=cut)]
+        return list(pairwise([start, *map(cut, inside), stop]))
 
     def _viewed(self) -> set[Node]:
         """Lines kept whole until the next strip, which reads a few of their rows again.

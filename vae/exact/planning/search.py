@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -256,12 +256,16 @@ class Search:
         if choice.outside:
             every = frozenset(node for one in schedule.passes for node in one.stored)
             choice = replace(choice, outside=False, parked=every)
-        for node in choice.parked:
+        for node in self._in_order(choice.parked):
             yield replace(choice, parked=choice.parked - {node})
-        for node in choice.recomputed:
+        for node in self._in_order(choice.recomputed):
             yield replace(choice, recomputed=choice.recomputed - {node})
             if self.planner.figures.link:
                 yield replace(choice, recomputed=choice.recomputed - {node}, parked=choice.parked | {node})
+
+    def _in_order(self, nodes: Collection[Node]) -> list[Node]:
+        """Not as they lie in a set, which is another order in each process: equal runs find equal schedules."""
+        return [node for node in self.planner.analysis.nodes if node in nodes]
 
 
 def _on_a_slower_host(schedule: Schedule) -> float:

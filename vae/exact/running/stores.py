@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -66,6 +69,10 @@ class RowStore(Leaf):
         """Gives all memory back."""
         raise NotImplementedError
 
+    def first_behind(self, row: int) -> int:
+        """The place of the first of the parts that ends behind a row: they come in order, and there may be many."""
+        return bisect_right(self.parts, row, key=itemgetter(1))
+
     def read(self, start: int, stop: int) -> Any:
         pieces = list(self.pieces(start, stop))
         if len(pieces) == 1 and self.kept == self.node.dtype:
@@ -102,10 +109,11 @@ class Slabs(RowStore):
         self.parts += [(first, stop, slab(stop - first)) for first, stop in layout]
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, Any]]:
-        for first, end, slab in self.parts:
+        for first, end, slab in islice(self.parts, self.first_behind(start), None):
+            if first >= stop:
+                return
             low, high = max(first, start), min(end, stop)
-            if low < high:
-                yield low, high, self.kernels.cut(self.node, slab, low - first, high - low)
+            yield low, high, self.kernels.cut(self.node, slab, low - first, high - low)
 
     def done_below(self, row: int, for_good: bool) -> None:
         while for_good and self.parts and self.parts[0][1] <= row:
@@ -138,10 +146,11 @@ class Parked(RowStore):
             self.parts.append((first, stop, ticket))
 
     def pieces(self, start: int, stop: int) -> Iterator[tuple[int, int, Any]]:
-        for place, (first, end, ticket) in enumerate(self.parts):
+        for place in range(self.first_behind(start), len(self.parts)):
+            first, end, ticket = self.parts[place]
+            if first >= stop:
+                return
             low, high = max(first, start), min(end, stop)
-            if low >= high:
-                continue
             arrival = self._near(first, ticket)
             if place + 1 < len(self.parts):
                 following = self.parts[place + 1]
