@@ -122,7 +122,7 @@ def _checked(options: argparse.Namespace) -> cards.KnownCard:
     if known.vram_gb is None:
         return known._replace(vram_gb=MEMORY)
     if not known.vram_gb:
-        raise ValueError(f"--vram: say how many GB the {options.gpu} card has")
+        raise ValueError(f"--vram: say how many GB the {options.gpu or CARD} card has")
     return known
 
 
