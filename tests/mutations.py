@@ -307,6 +307,11 @@ VAE = (
             "if self.kept is torch.float16 and self.node.dtype is not torch.float16:",
             "if self.kept is torch.float64:",
         ),
+        (
+            "strips: a strip that ends where the rows begin is read for them",
+            "bisect_right(self.parts, row,",
+            "bisect_right(self.parts, row - 1,",
+        ),
     ),
     *_of(
         "vae/exact/cutting/passes.py",
@@ -1533,6 +1538,11 @@ PREDICTIONS = (
             "forecast: a model's budget ignored",
             "        None if budget is None else budget.weights + more,\n",
             "        None,\n",
+        ),
+        (
+            "forecast: a low-memory VAE takes all of the card, whatever may be used",
+            "if found.peak <= allowed:",
+            "if not found.peak:",
         ),
     ),
     *_of(

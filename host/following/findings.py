@@ -12,7 +12,8 @@ from torch.utils._pytree import tree_iter
 
 from ...memory.prediction import Card, Stage, fake_mode
 from ..prediction.header_loading import Absent
-from ..prediction.stages import Question
+from ..prediction.stages import Question, coding_stage
+from ..prediction.vae import Coding
 from .calling import Nodes, Outputs
 from .inputs import Inputs, NotFollowed
 
@@ -29,6 +30,7 @@ class Findings:
         loaded: what loaders gave before, by class and inputs: a file that two nodes load counts once.
         mode: what the tensors are faked in.
         absent: files that are not on this machine, and were taken from the catalogue.
+        limit: share of the card's memory that may be used.
         node: the id of the node that is followed now.
         predicts: whether what VAEs do is predicted; else only how large it is that they give.
         for_all_sizes: makes the question of a Make It Fit one for all that is sampled behind it; with what to say.
@@ -41,6 +43,7 @@ class Findings:
     loaded: dict[tuple[str, str], Outputs] = field(default_factory=dict)
     mode: FakeTensorMode = field(default_factory=fake_mode)
     absent: Absent = field(default_factory=Absent)
+    limit: float = 0.85
     node: str = ""
     predicts: bool = True
     for_all_sizes: Callable[[Question], tuple[Question, tuple[str, ...]]] = lambda question: (question, ())
@@ -49,6 +52,10 @@ class Findings:
     def nodes(self) -> Nodes:
         """The classes of nodes that there are."""
         return Nodes(self.ours)
+
+    def add_coding(self, coding: Coding) -> None:
+        """A VAE's work."""
+        self.add(coding_stage(coding, self.card, int(self.limit * self.card.total)))
 
     def add(self, stage: Stage) -> None:
         """Of equal stages of one model the one that needs most counts, as often as all are done."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +28,7 @@ from .host_answers import SAME_EXPERTS, has_experts
 from .kept import coding_key, kept, step_key, text_key
 from .networks import CONTROL, hints_encoded, is_followed
 from .step import Step, predict_step
-from .streamed import predict_to_file, taken_elsewhere
+from .streamed import kept_to, predict_to_file, taken_elsewhere
 from .vae import Coding, CodingPrediction, predict_coding
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def estimate(question: Question, card: Card, limit: float = 0.85, ram: int = 0) 
         ValueError: a latent that this model does not sample, or this VAE does not decode.
     """
     question = as_sampled(question)
-    stages = tuple(_stages(question, card))
+    stages = tuple(_stages(question, card, int(limit * card.total)))
     return Answer(Forecast(card, stages, limit, ram, disk_free(card)), notes_of(question))
 
 
@@ -142,12 +143,12 @@ def decode_of(question: Question) -> Coding:
     return question.decode or Coding(question.vae, first_part(question.latent["samples"]))
 
 
-def _stages(question: Question, card: Card) -> Iterator[Stage]:
+def _stages(question: Question, card: Card, allowed: int) -> Iterator[Stage]:
     if question.clip is not None:
         yield text_stage(question.clip, card)
     yield from sampling_stages(question, card)
     if question.vae is not None:
-        yield coding_stage(decode_of(question), card)
+        yield coding_stage(decode_of(question), card, allowed)
 
 
 # ------------------------------------------------------------------------------------------------------ the stages
@@ -239,8 +240,28 @@ def text_stage(clip: Any, card: Card) -> Stage:
         return replace(stage, doubt=str(error))
 
 
-def coding_stage(coding: Coding, card: Card) -> Stage:
-    """A VAE's work. Its weights are loaded whole."""
+def coding_stage(coding: Coding, card: Card, allowed: int = 0) -> Stage:
+    """A VAE's work. Its weights are loaded whole.
+
+    Args:
+        allowed: bytes that may be used; 0: all of the card. A low-memory VAE without a budget of its own takes what
+            the card has: where that is more, it is predicted as it is done with these.
+    """
+    stage = _coding_stage(coding, card)
+    if not allowed or stage.peak <= allowed or stage.doubt:
+        return stage
+    room = (allowed - workspaces_for(card).constant(card)) / GB
+    smaller = kept_to(coding, room) if room > 0 else None
+    if smaller is None:
+        return stage
+    with suppress(ValueError):  # a budget that is too small
+        found = _coding_stage(smaller, card)
+        if found.peak <= allowed:
+            return replace(found, up_to=stage.peak)
+    return stage
+
+
+def _coding_stage(coding: Coding, card: Card) -> Stage:
     vae, to_file = coding.vae, coding.file_budget_gb
 
     def predicted() -> CodingPrediction:

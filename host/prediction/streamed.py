@@ -139,6 +139,16 @@ def predict_to_file(vae: Any, latent: Tensor, card: Card, vram_budget_gb: float)
     return replace(found_way, method=f"{found_way.method}, to a file")
 
 
+def kept_to(coding: Coding, budget_gb: float) -> Coding | None:
+    """The same within a budget, weights included; None where it has one already, or keeps to none."""
+    if coding.file_budget_gb is not None:
+        return None if coding.file_budget_gb else replace(coding, file_budget_gb=budget_gb)
+    vae = coding.vae
+    if not isinstance(vae, LowMemoryVAE) or vae.headroom_settings.vram_budget_gb:
+        return None
+    return replace(coding, vae=low_memory_vae(vae, replace(vae.headroom_settings, vram_budget_gb=budget_gb)))
+
+
 def taken_elsewhere(coding: Coding) -> tuple[int, int]:
     """Bytes of RAM in which the pictures that a VAE decodes lie in the end, and bytes of disk that this takes at most;
     none for an encode, whose latent is small, and for what is no picture."""

@@ -57,6 +57,7 @@ class DryRun:
         workflow: its nodes by their ids; not changed.
         card: where it would run.
         ours: this pack's nodes by their ids, where the host has not loaded them.
+        limit: share of the card's memory that may be used.
         predicts: whether what VAEs do is predicted; else only how large it is that they give.
         found: what the nodes that were followed add up to.
         unknown: nodes that were not followed, with the reason.
@@ -68,6 +69,7 @@ class DryRun:
     workflow: Prompt
     card: Card
     ours: Mapping[str, Any] = field(default_factory=dict)
+    limit: float = 0.85
     predicts: bool = True
     unknown: dict[str, str] = field(default_factory=dict)
     waiting: set[str] = field(default_factory=set)
@@ -75,7 +77,9 @@ class DryRun:
     results: dict[str, Outputs] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.found = Findings(self.card, self.ours, predicts=self.predicts, for_all_sizes=self._for_all_sizes)
+        self.found = Findings(
+            self.card, self.ours, limit=self.limit, predicts=self.predicts, for_all_sizes=self._for_all_sizes
+        )
 
     def _for_all_sizes(self, question: Question) -> tuple[Question, tuple[str, ...]]:
         follow = partial(outputs_of, card=self.card, ours=self.ours)
@@ -135,14 +139,9 @@ class DryRun:
         kinds = {self.workflow[number]["class_type"] for number in self.unknown}
         return not {kind for kind in kinds if not is_neutral(kind)}
 
-    def forecast(self, limit: float, ram: int = 0) -> Forecast:
-        """The stages on the card.
-
-        Args:
-            limit: share of the card's memory that may be used.
-            ram: bytes of the machine's memory; 0: not asked.
-        """
-        return Forecast(self.card, tuple(self.stages), limit, ram, disk_free(self.card))
+    def forecast(self, ram: int = 0) -> Forecast:
+        """The stages on the card; ``ram``: bytes of the machine's memory, 0: not asked."""
+        return Forecast(self.card, tuple(self.stages), self.limit, ram, disk_free(self.card))
 
     def _value(self, value: Any) -> Any:
         if not is_link(value):

@@ -169,7 +169,7 @@ def estimate_workflow(
         NothingToPredict: there is nothing in it to predict.
         ValueError: a workflow that makes no sense.
     """
-    run = DryRun(without_switches(_without_writing(follow_cfg(workflow))), card, ours=ours or {}).run()
+    run = DryRun(without_switches(_without_writing(follow_cfg(workflow))), card, ours or {}, limit).run()
     unknown = tuple(f"node {number}: {why}" for number, why in run.unknown.items())
     if not run.stages:
         reasons = "; ".join(_not_followed(run)) or "no sampler, no VAE, no text"
@@ -179,7 +179,7 @@ def estimate_workflow(
     if not run.complete:
         notes = (INCOMPLETE, *notes)
     absent = tuple(run.absent.used.values())
-    return WorkflowAnswer(run.forecast(limit, ram), notes, unknown, run.complete, run.stages_followed, absent)
+    return WorkflowAnswer(run.forecast(ram), notes, unknown, run.complete, run.stages_followed, absent)
 
 
 def _absent(file: PublicFile) -> dict[str, Any]:

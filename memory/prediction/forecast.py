@@ -42,6 +42,7 @@ class Stage:
         staging: bytes of its budget that weights go through when they are copied ahead; 0: by the host's own streaming.
         frames: bytes of the decoded pictures that it leaves in RAM.
         disk: bytes of disk that it takes at most: a file that it writes, pictures or maps that lie there.
+        up_to: bytes that it takes where the card has them, if that is more than it is predicted with; 0: no more.
     """
 
     work: str
@@ -59,6 +60,7 @@ class Stage:
     staging: int = 0
     frames: int = 0
     disk: int = 0
+    up_to: int = 0
 
     @property
     def activations(self) -> int:

@@ -48,6 +48,7 @@ def _stage_numbers(forecast: Forecast, stage: Stage) -> dict[str, Any]:
         "weights_gb": stage.weights / GB,
         "activations_gb": stage.activations / GB,
         "peak_gb": stage.peak / GB,
+        "up_to_gb": max(stage.up_to, stage.peak) / GB,
         "streamed_gb": forecast.streamed(stage) / GB,
         "seconds_each": forecast.seconds_each(stage) if stage.prediction.work else None,
         "times": stage.times or None,

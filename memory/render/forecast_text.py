@@ -58,6 +58,8 @@ def _stage_lines(forecast: Forecast, stage: Stage) -> Iterator[str]:
         yield f"  the host's own estimate, not a prediction: {stage.doubt}"
     elif found.module or found.operator:
         yield f"  most at {found.module or 'its end'}, {found.operator.removeprefix('aten.').partition('.')[0]}"
+    if stage.up_to:
+        yield f"  it keeps to what there is: with the whole card free it takes {format_bytes(stage.up_to)}"
     streamed = forecast.streamed(stage)
     if streamed and stage.least <= forecast.allowed:
         yield f"  streams {format_bytes(streamed)} each time the model runs"
@@ -79,7 +81,9 @@ def advise(forecast: Forecast) -> Iterator[str]:
     """One line per thing that would help, the exact ones first."""
     for stage in forecast.too_big():
         over = f"{stage.work} needs {format_bytes(stage.least)} at least, {format_bytes(forecast.allowed)} are allowed"
-        if stage.work in ("encode", "decode"):
+        if stage.work in ("encode", "decode") and stage.method.startswith(("exact", "feathered")):
+            yield f"{over}: give it a smaller vram_budget_gb, or the method feathered (approximate), or make it smaller"
+        elif stage.work in ("encode", "decode"):
             yield f"{over}: put Low-Memory VAE before it, which does it exactly in less"
         elif stage.work == "training":
             yield f"{over}: put Training Memory before Train LoRA; Will Training Fit? tells what each plan takes"

@@ -85,7 +85,7 @@ def answer(workflow: Workflow, vram: float = 12.0) -> Forecast:
     """In this process, as the command line does it."""
     run = DryRun(workflow, named_card("sm86", vram), ours={one.GET_SCHEMA().node_id: one for one in NODES}).run()
     assert run.complete, run.unknown
-    return run.forecast(0.85)
+    return run.forecast()
 
 
 @cache

@@ -89,6 +89,31 @@ def test_a_vae_gets_the_first_part_of_what_a_sampler_makes_of_an_empty_latent() 
     assert not stage.doubt
 
 
+@pytest.mark.parametrize("to_file", [False, True])
+def test_a_low_memory_vae_is_predicted_within_the_limit(to_file: bool) -> None:
+    """Without a budget it takes what the card has, and does with less where less may be used; a budget of its own
+    stands."""
+    vae, x = AUTOENCODERS["sd"].load(), torch.zeros(1, 4, 128, 128)
+    card = named_card("sm86", 1.3)  # of which the host reserves a third
+
+    def asked(gb: float) -> Coding:
+        if to_file:
+            return Coding(vae, x, file_budget_gb=gb)
+        return Coding(low_memory_vae(vae, VAESettings(vram_budget_gb=gb)), x)
+
+    free = coding_stage(asked(0.0), card)
+    assert "in strips" in free.method
+    allowed = int(0.8 * free.peak)
+    kept = coding_stage(asked(0.0), card, allowed)
+    assert 0 < kept.peak <= allowed < kept.up_to == free.peak
+    assert kept.method == free.method
+    assert coding_stage(asked(0.0), card, free.peak) == free
+    assert coding_stage(asked(0.0), card, kept.weights + 2**20) == free, "it takes no less than strips need"
+    own = coding_stage(asked(0.8), card, allowed)
+    assert own.peak > allowed
+    assert not own.up_to
+
+
 def test_frames_that_do_not_fit_into_ram_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """They lie there beside the weights, to the byte; decoded to a file they do not."""
     question = asked(side=64)
@@ -402,7 +427,7 @@ class TestWorkflows:
         assert small.complete
         assert [stage.method for stage in large.stages if stage.work == "decode"] == ["in one piece"]
         assert [stage.method for stage in small.stages if stage.work == "decode"] == ["exact, in strips"]
-        assert small.forecast(0.85).verdict is not Verdict.DOES_NOT_FIT
+        assert small.forecast().verdict is not Verdict.DOES_NOT_FIT
 
     def test_what_the_node_says_of_its_card_counts(self) -> None:
         run = self.forecast(24.0, vram_gb=0.75)
@@ -411,7 +436,7 @@ class TestWorkflows:
     def test_where_nothing_fits_the_workflow_does_not_fit(self) -> None:
         run = self.forecast(0.1)
         assert any("nothing fits" in note for note in run.notes)
-        assert run.forecast(0.85).verdict is Verdict.DOES_NOT_FIT
+        assert run.forecast().verdict is Verdict.DOES_NOT_FIT
 
 
 # ---------------------------------------------------------------------------------------------------------- as measured

@@ -141,7 +141,7 @@ class SoundVAE:
 
 def test_a_sound_that_is_encoded_within_a_node_is_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
     found, seen = Findings(this_cpu()), list[Any]()
-    monkeypatch.setattr("headroom.host.following.stages.coding.coding_stage", lambda coding, _: seen.append(coding))
+    monkeypatch.setattr("headroom.host.following.findings.Findings.add_coding", lambda _, coding: seen.append(coding))
     monkeypatch.setattr(Inputs, "vae", lambda self, name="vae": self[name])
     monkeypatch.setattr(Findings, "add", lambda self, stage: None)
     vae = SoundVAE()

@@ -72,13 +72,13 @@ class TestTwoModels:
         # Each computes one text at a time; one model computes both in a batch.
         assert two.activations == alone.activations < single.activations
         assert single.weights == alone.weights
-        assert both.forecast(0.85).verdict == off.forecast(0.85).verdict
+        assert both.forecast().verdict == off.forecast().verdict
 
     def test_where_the_card_holds_one_of_them_the_rest_comes_over_the_bus(self) -> None:
         run = followed(by_two(model_negative=["2", 0]))
         stage = run.stages[-1]
         small = named_card("sm86", (1.5 * stage.weights / 2 + stage.activations) / 2**30)
-        forecast = type(run.forecast(1.0))(small, (stage,), 1.0)
+        forecast = type(run.forecast())(small, (stage,), 1.0)
         assert forecast.streamed_per_step == pytest.approx(stage.weights / 4, rel=0.01)
 
     def test_a_negative_without_a_text(self) -> None:

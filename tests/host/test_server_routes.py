@@ -50,7 +50,7 @@ def in_a_circle() -> dict[str, Any]:
 
 def forecast(workflow: dict[str, Any], terms: Terms) -> Forecast:
     card = chosen_card(terms.gpu, terms.vram_gb, CPU)
-    return DryRun(workflow, card, ours=OURS).run().forecast(terms.limit, ram_total(terms.ram_gb))
+    return DryRun(workflow, card, OURS, terms.limit).run().forecast(ram_total(terms.ram_gb))
 
 
 def refused(client: Client, path: str, payload: Any) -> dict[str, Any]:

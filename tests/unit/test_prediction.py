@@ -28,6 +28,7 @@ from headroom.memory.prediction import (
     predict,
 )
 from headroom.memory.prediction.fused_attention import kernel_refusal_on
+from headroom.memory.prediction.numbers import forecast_numbers
 from headroom.memory.render import draw_forecast, render_forecast
 
 MiB = 2**20
@@ -340,7 +341,16 @@ class TestForecast:
     def test_what_does_not_fit_is_told_with_what_to_do(self) -> None:
         forecast = self.forecast(250, self.stage("decode", 100, 300 * MiB, 100))
         assert forecast.verdict is Verdict.DOES_NOT_FIT
-        assert "Low-Memory VAE" in render_forecast(forecast)
+        assert "put Low-Memory VAE before it" in render_forecast(forecast)
+        in_strips = replace(forecast.stages[0], method="exact, in strips")
+        told = render_forecast(self.forecast(250, in_strips))
+        assert "put Low-Memory VAE" not in told
+        assert "give it a smaller vram_budget_gb" in told
+
+    def test_what_keeps_to_what_there_is_says_what_it_takes_else(self) -> None:
+        decode = replace(self.stage("decode", 100, 100 * MiB, 100), up_to=300 * MiB)
+        assert "with the whole card free it takes 300 MB" in render_forecast(self.forecast(250, decode))
+        assert forecast_numbers(self.forecast(250, decode))["stages"][0]["up_to_gb"] == 300 / 1024
 
     def test_memory_of_the_machine_counts(self) -> None:
         stages = [self.stage("text", 300, 1, 10), self.stage("sampling", 400, 1, 10)]

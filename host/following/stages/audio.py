@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from ...core.latents import parts_of
-from ...prediction.stages import coding_stage
 from ...prediction.vae import Coding
 from ..calling import Outputs
 from ..findings import Findings, Follow
@@ -27,7 +26,7 @@ def decode_sound(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     if "tile_size" in inputs:
         side = int(inputs.number("tile_size"))
         tiles = {"tile_x": side, "tile_y": side, "overlap": int(inputs.number("overlap"))}
-    found.add(coding_stage(Coding(vae, x, tiles=tiles), found.card))
+    found.add_coding(Coding(vae, x, tiles=tiles))
     rate = getattr(vae, "audio_sample_rate_output", getattr(vae, "audio_sample_rate", USUAL_RATE))
     with found.mode:
         waveform = torch.empty(x.shape[0], vae.output_channels, int(length))
@@ -41,7 +40,7 @@ def encode_sound(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     with found.mode:
         x = torch.empty(waveform.shape[0], length, waveform.shape[1])
         latent = latent_of_sound(kind, vae, x)
-    found.add(coding_stage(Coding(vae, x, encodes=True), found.card))
+    found.add_coding(Coding(vae, x, encodes=True))
     return ({"samples": latent},)
 
 

@@ -13,7 +13,6 @@ from ....graph.kinds import ENCODES
 from ...core.latents import first_part
 from ...planning.decode_in_graph import tiled_arguments
 from ...prediction.networks import ShapesOfVAE, latent_like, pixels_like
-from ...prediction.stages import coding_stage
 from ...prediction.vae import Coding
 from ...vae.wrapper import LowMemoryVAE, low_memory_vae
 from ..calling import Outputs
@@ -38,7 +37,7 @@ def code(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         with of_the_workflow(kind):
             coding = replace(coding, tiles=tiled_arguments(vae, encodes=encodes, **widgets))
     if found.predicts:
-        found.add(coding_stage(coding, found.card))
+        found.add_coding(coding)
     with found.mode:
         return ({"samples": latent_like(vae, x)} if encodes else pixels_like(vae, x),)
 
@@ -48,7 +47,7 @@ def decode_to_file(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     budget = inputs.number("vram_budget_gb") if "vram_budget_gb" in inputs else 0.0
     x = first_part(inputs.latent("samples")["samples"])
     form = str(inputs.get("format", ""))
-    found.add(coding_stage(Coding(inputs.vae(), x, file_budget_gb=budget, file_format=form), found.card))
+    found.add_coding(Coding(inputs.vae(), x, file_budget_gb=budget, file_format=form))
     return NOTHING
 
 
@@ -89,4 +88,4 @@ def encodes_counted(found: Findings, inputs: Inputs) -> Iterator[Inputs]:
     counted = {name: CountingVAE(inputs.kind, inputs.vae(name), note) for name in VAES if inputs.get(name) is not None}
     yield Inputs(inputs.kind, {**inputs, **counted})
     for vae, x in encoded:
-        found.add(coding_stage(Coding(vae, x, encodes=True), found.card))
+        found.add_coding(Coding(vae, x, encodes=True))

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ...core.latents import parts_of
-from ...prediction.stages import coding_stage
 from ...prediction.vae import Coding
 from ..calling import Outputs
 from ..findings import Findings, Follow
@@ -24,7 +23,7 @@ def decode_sound(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     vae, latent = _sound_vae(inputs), parts_of(inputs.latent("samples")["samples"])[-1]
     if latent.ndim != 4:
         raise NotFollowed(f"{kind}: samples gets no latent of a sound")
-    found.add(coding_stage(Coding(vae, latent), found.card))
+    found.add_coding(Coding(vae, latent))
     module = vae.first_stage_model
     seconds = (latent.shape[2] * CELLS_A_MEL - CELLS_A_MEL + 1) * module.mel_hop_length / module.sample_rate
     rate = int(module.output_sample_rate)
@@ -55,7 +54,7 @@ def refer_to_sound(found: Findings, kind: str, inputs: Inputs) -> Outputs:
 
 
 def _encoded(found: Findings, vae: Any, waveform: Tensor) -> Tensor:
-    found.add(coding_stage(Coding(vae, waveform, encodes=True), found.card))
+    found.add_coding(Coding(vae, waveform, encodes=True))
     module, ratio = vae.first_stage_model, vae.spacial_compression_encode()
     taken = waveform.shape[1] // ratio * ratio if vae.crop_input else waveform.shape[1]
     mels = math.ceil(taken * module.sample_rate / vae.audio_sample_rate) // module.mel_hop_length + 1

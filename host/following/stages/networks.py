@@ -28,7 +28,6 @@ from ...measure.calibrated import workspaces_for
 from ...prediction.encoders import HeldNetwork, predict_network
 from ...prediction.host_answers import modules_with, one_of_each_tile, replaced
 from ...prediction.networks import model_without_data
-from ...prediction.stages import coding_stage
 from ...prediction.vae import Coding
 from ..calling import Outputs, first_line, outputs
 from ..findings import NOTHING, Findings, Follow
@@ -242,7 +241,7 @@ def decode_volume(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     names = ("num_chunks", "octree_resolution")
     options = {name: int(inputs.number(name)) for name in names if name in inputs}
     latent = first_part(inputs.latent("samples")["samples"])
-    found.add(coding_stage(Coding(inputs.vae(), latent, options=options), found.card))
+    found.add_coding(Coding(inputs.vae(), latent, options=options))
     return NOTHING
 
 
