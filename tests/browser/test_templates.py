@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,6 +39,15 @@ LACKING = """app.rootGraph.nodes.flatMap((node) => (node.widgets ?? [])
   })
   .map(({ name, value }) => `${node.title}: ${name} = ${value}`))"""
 
+# Where each node is: on the screen in the newer look, which is made of elements; else on the canvas.
+PLACES = """app.rootGraph.nodes.map((node) => {
+  const shown = document.querySelector(`[data-node-id="${node.id}"]`)?.getBoundingClientRect();
+  const [[x, y], [width, height]] = [node.pos, node.size];
+  return shown ? [node.title, shown.left, shown.top, shown.right, shown.bottom]
+    : [node.title, x, y - LiteGraph.NODE_TITLE_HEIGHT, x + width, y + height];
+})"""
+LEAST_ZOOM = 0.48  # of the largest, with the tables of a training; most open at 0.55 to 0.6 on a screen like this
+
 
 def open_template(page: Page, name: str) -> None:
     """Through the template browser, until its nodes are there."""
@@ -61,6 +71,44 @@ def test_each_opens_without_a_warning(page: Page) -> None:
         assert not page.evaluate(BROKEN), name
         assert not page.evaluate(LACKING), name
         assert not warnings(page).count(), name
+
+
+@pytest.mark.parametrize("view", ["classic", "modern"])
+def test_each_is_read_where_it_opens(page: Page) -> None:
+    """As large as the screen allows, all of it on the screen, and no node over another."""
+    page.set_viewport_size({"width": 1600, "height": 900})
+    for name in NAMES:
+        open_template(page, name)
+        page.wait_for_timeout(700)  # the view moves there
+        assert page.evaluate("app.canvas.ds.scale") >= LEAST_ZOOM, name
+        for one, other in combinations(page.evaluate(PLACES), 2):
+            assert not over(one, other), (name, one, other)
+
+
+def over(one: list, other: list) -> bool:
+    """Whether two nodes share more than an edge."""
+    (_, left, top, right, bottom), (_, x, y, end, floor) = one, other
+    return left < end - 1 and x < right - 1 and top < floor - 1 and y < bottom - 1
+
+
+@pytest.mark.parametrize("view", ["modern"])
+def test_they_are_found_by_what_people_look_for(page: Page) -> None:
+    """All of the pack's are shown first, and then those that match."""
+    execute(page, "Comfy.BrowseTemplates")
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_text(PACK_FOLDER).first.click()
+    page.get_by_test_id(f"template-workflow-{NAMES[0]}").wait_for()
+    search = dialog.get_by_role("textbox").or_(dialog.get_by_role("combobox")).first
+    for words, name in (
+        ("low vram", "Flux on 8GB (low VRAM)"),
+        ("out of memory", "Out of memory - make SDXL fit 6GB"),
+        ("8gb", "Wan video on 8GB"),
+    ):
+        search.fill(words)
+        page.get_by_test_id("template-workflow-Compare ways to save VRAM").wait_for(state="detached")
+        page.get_by_test_id(f"template-workflow-{name}").wait_for()
+        search.fill("")
+        page.get_by_test_id("template-workflow-Compare ways to save VRAM").wait_for()
 
 
 @pytest.mark.parametrize("view", ["classic"])

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import execution
 import folder_paths
@@ -20,7 +21,7 @@ from PIL import Image
 import nodes
 from headroom.host.workflow.dry_run import DryRun
 from headroom.host.workflow.estimate import as_queued
-from headroom.memory.prediction import named_card
+from headroom.memory.prediction import Verdict, named_card
 from headroom.nodes import NODES
 from headroom.tools.demo.twin import is_link
 from headroom.tools.server.client import Client
@@ -28,7 +29,7 @@ from headroom.tools.server.server import PACK_FOLDER
 from headroom.tools.setup.hosts import DEFAULT
 from headroom.tools.templates.parts import MODELS, Template
 from headroom.tools.templates.specs import TEMPLATES
-from headroom.tools.templates.template import NOTE, WORKFLOWS, template, twin
+from headroom.tools.templates.template import NOTE, WORKFLOWS, path_of, template, twin
 from headroom.tools.templates.text import as_json
 
 from ..nightly import some_of
@@ -69,7 +70,7 @@ def spec(name: str) -> Template:
 @pytest.fixture
 def saved(name: str) -> Workflow:
     """The file as the browser opens it."""
-    return json.loads((WORKFLOWS / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads(path_of(name).read_text(encoding="utf-8"))
 
 
 @pytest.fixture
@@ -79,8 +80,9 @@ def queued(saved: Workflow) -> Workflow:
 
 
 def test_they_are_all_there() -> None:
-    assert {path.stem for path in WORKFLOWS.glob("*.json")} == set(TEMPLATES)
+    assert set(WORKFLOWS.glob("*.json")) == {path_of(name) for name in TEMPLATES}
     assert all(re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)+", name) for name in TEMPLATES)
+    assert all(re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9 .()-]*[A-Za-z0-9)])?", spec.title) for spec in TEMPLATES.values())
 
 
 def test_they_hold_every_node_of_the_pack() -> None:
@@ -91,11 +93,11 @@ def test_they_hold_every_node_of_the_pack() -> None:
 @pytest.mark.skipif(ENVIRONMENT.version != DEFAULT, reason=f"they are written by the stock nodes of {DEFAULT}")
 def test_a_file_is_what_is_generated(name: str) -> None:
     """`python3 -m tools templates` was run after the last change of a node, a twin or a specification."""
-    assert (WORKFLOWS / f"{name}.json").read_text(encoding="utf-8") == as_json(template(name, OURS))
+    assert path_of(name).read_text(encoding="utf-8") == as_json(template(name, OURS))
 
 
 def test_each_has_its_thumbnail(name: str) -> None:
-    with Image.open(WORKFLOWS / f"{name}.jpg") as picture:
+    with Image.open(path_of(name).with_suffix(".jpg")) as picture:
         assert picture.format == "JPEG"
         assert min(picture.size) >= 200
 
@@ -170,12 +172,13 @@ def _meet(one: list[int], other: list[int]) -> bool:
 
 
 def test_reports_have_room_for_their_text(saved: Workflow) -> None:
-    shown = {"HeadroomReport", "HeadroomEstimate", "HeadroomFit", "HeadroomCompare", "HeadroomCast", "HeadroomOffload"}
-    shown |= {"HeadroomTraining"}
+    tables = {"HeadroomReport", "HeadroomEstimate", "HeadroomFit", "HeadroomCompare"}
+    sentences = {"HeadroomCast", "HeadroomCastCLIP", "HeadroomOffload", "HeadroomTraining"}
     for one in saved["nodes"]:
-        if one["type"] in shown:
-            assert one["size"][0] >= 560
-            assert one["size"][1] >= 380
+        if one["type"] in tables | sentences:
+            least = (560, 380) if one["type"] in tables else (420, 330)
+            assert one["size"][0] >= least[0]
+            assert one["size"][1] >= least[1]
 
 
 def test_the_note_names_every_file(spec: Template, saved: Workflow, queued: Workflow) -> None:
@@ -264,14 +267,28 @@ def _values(workflow: Workflow) -> Iterator[Any]:
         yield from one["widgets_values"]
 
 
+NAMING_CARDS = [name for name, spec in TEMPLATES.items() if "GB" in spec.title]
+
+
+@pytest.mark.parametrize("called", some_of(NAMING_CARDS, 1))
+def test_it_is_for_the_card_that_its_name_says(called: str) -> None:
+    """By what is predicted of the files that it names, whether they are there or not."""
+    card = named_card("sm86", float(re.findall(r"(\d+)GB", TEMPLATES[called].title)[0]))
+    forecast = (
+        DryRun(as_queued(json.loads(path_of(called).read_text(encoding="utf-8")), OURS), card, OURS).run().forecast()
+    )
+    assert forecast.stages
+    assert forecast.verdict is not Verdict.DOES_NOT_FIT
+
+
 # ----------------------------------------------------------------------------------------------------- in the browser
 
 
 def test_the_server_offers_them(client: Client) -> None:
     offered = client.get("/workflow_templates")
-    assert sorted(offered[PACK_FOLDER]) == sorted(TEMPLATES)
+    assert sorted(offered[PACK_FOLDER]) == sorted(path_of(name).stem for name in TEMPLATES)
     known = client.object_info()
     for name in TEMPLATES:
-        served = client.get(f"/api/workflow_templates/{PACK_FOLDER}/{name}.json")
-        assert served == json.loads((WORKFLOWS / f"{name}.json").read_text(encoding="utf-8"))
+        served = client.get(f"/api/workflow_templates/{PACK_FOLDER}/{quote(path_of(name).name)}")
+        assert served == json.loads(path_of(name).read_text(encoding="utf-8"))
         assert {one["type"] for one in served["nodes"]} <= {*known, NOTE}

@@ -22,7 +22,7 @@ from ..server.client import Client
 from ..server.server import PACK_FOLDER, Server, ServerError, unwind_on_terminate
 from ..setup.environment import PACK, Environment
 from ..templates.public_names import add_example, host_options
-from ..templates.template import WORKFLOWS
+from ..templates.template import WORKFLOWS, path_of
 from .chromium import NoChromium, chromium, find_chromium, new_context, new_page, open_frontend
 
 if TYPE_CHECKING:
@@ -42,18 +42,23 @@ CLOSE_UP, CLOSE_UP_SAVED, CLOSE_UP_SCALE = (1200, 680), (960, 544), 1.0
 QUALITY = 82
 MODEL, GENERATED = "v1-5-pruned-emaonly-fp16.safetensors", "tiny_sd15.safetensors"
 LOAD = "(graph) => app.loadGraphData(graph)"
-# Brings nodes of these types into the middle, not larger than a scale, and all of them if they have room.
+# Brings nodes of these types into the middle, or as near to it as leaves nothing empty beside the graph; not larger
+# than a scale, and all of them if they have room.
 FRAME = """([types, most]) => {
-  const boxes = app.rootGraph.nodes
-    .filter(({ type }) => types.includes(type))
-    .map(({ pos, size }) => [pos[0] - 30, pos[1] - 80, pos[0] + size[0] + 30, pos[1] + size[1] + 50]);
-  const [left, top] = [0, 1].map((side) => Math.min(...boxes.map((box) => box[side])));
-  const [right, bottom] = [2, 3].map((side) => Math.max(...boxes.map((box) => box[side])));
-  const [width, height] = [app.canvasEl.clientWidth, app.canvasEl.clientHeight];
-  const scale = Math.min(width / (right - left), height / (bottom - top), most);
+  const room = ({ pos, size }) => [pos[0] - 30, pos[1] - 80, pos[0] + size[0] + 30, pos[1] + size[1] + 50];
+  const around = (nodes) => [Math.min, Math.min, Math.max, Math.max]
+    .map((most, side) => most(...nodes.map((node) => room(node)[side])));
+  const every = around(app.rootGraph.nodes);
+  const shown = around(app.rootGraph.nodes.filter(({ type }) => types.includes(type)));
+  const view = [app.canvasEl.clientWidth, app.canvasEl.clientHeight];
+  const scale = Math.min(view[0] / (shown[2] - shown[0]), view[1] / (shown[3] - shown[1]), most);
   app.canvas.ds.scale = scale;
-  app.canvas.ds.offset[0] = (width / scale - left - right) / 2;
-  app.canvas.ds.offset[1] = (height / scale - top - bottom) / 2;
+  for (const side of [0, 1]) {
+    const size = view[side] / scale;
+    const [first, last] = [every[side], Math.max(every[side], every[side + 2] - size)];
+    const middle = (shown[side] + shown[side + 2] - size) / 2;
+    app.canvas.ds.offset[side] = -Math.min(Math.max(middle, first), last);
+  }
   app.canvas.setDirty(true, true);
 }"""
 RUN = """() => new Promise((resolve) => {
@@ -149,7 +154,7 @@ def run_picture(browser: Browser, client: Client, run: Run) -> Path:
     Raises:
         ServerError: the prompt failed.
     """
-    template = json.loads((WORKFLOWS / f"{run.template}.json").read_text(encoding="utf-8"))
+    template = json.loads(path_of(run.template).read_text(encoding="utf-8"))
     for node in template["nodes"]:
         values = node.get("widgets_values") or []
         node["widgets_values"] = [GENERATED if value == MODEL else value for value in values]
@@ -176,7 +181,7 @@ def template_browser(browser: Browser, client: Client) -> Iterator[Path]:
         open_frontend(page, client)
         page.evaluate("app.extensionManager.command.execute('Comfy.BrowseTemplates')")
         page.get_by_role("dialog").get_by_text(PACK_FOLDER).first.click()
-        page.get_by_test_id("template-workflow-make_it_fit").wait_for()
+        page.get_by_test_id(f"template-workflow-{path_of('make_it_fit').stem}").wait_for()
         page.wait_for_load_state("networkidle")
         yield save(page, DOCS / "templates.png")
 

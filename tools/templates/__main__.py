@@ -10,7 +10,7 @@ import os
 import sys
 
 from .specs import TEMPLATES
-from .template import WORKFLOWS, template
+from .template import path_of, template
 from .text import as_json
 
 
@@ -22,7 +22,7 @@ def main() -> int:
     host.enter(host.find_comfyui())
     ours = {node.GET_SCHEMA().node_id: node for node in importlib.import_module("headroom.nodes").NODES}
     for name in TEMPLATES:
-        path = WORKFLOWS / f"{name}.json"
+        path = path_of(name)
         path.write_text(as_json(template(name, ours)), encoding="utf-8")
         print(path)
     return 0

@@ -1,53 +1,109 @@
-"""Places nodes on the browser's canvas: stages from left to right, in each its nodes in layers, by the links."""
+"""Places nodes on the browser's canvas: a note, then stages in one row or two, as large as the screen allows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
 
 Size = tuple[int, int]
+Corner = tuple[int, int]
 Links = Sequence[tuple[str, str]]  # from a node to a node
 
-TITLE, GAP, MARGIN, HEADING = 30, 40, 30, 50  # of a node, between nodes, of a group, above its nodes
+TITLE, GAP, MARGIN, HEADING = 30, 26, 20, 45  # of a node, between nodes, of a group, above its nodes
+VIEW, SHARE = (1600, 900), 0.75  # pixels of a screen that is not large; of which a template takes so much when it opens
+HEIGHTS = range(300, 1200, 25)  # of a column of nodes at the most, that are tried
 
 
-def place(sizes: Mapping[str, Size], links: Links, stages: Sequence[Sequence[str]]) -> dict[str, tuple[int, int]]:
-    """The corner of each node below its title, in the canvas's units.
+@dataclass(frozen=True)
+class Layout:
+    """Where everything is.
+
+    Attributes:
+        corners: of each node, below its title, in the canvas's units.
+        note: of the note, below its title.
+        size: of the whole.
+    """
+
+    corners: Mapping[str, Corner]
+    note: Corner
+    size: Size
+
+    @property
+    def zoom(self) -> float:
+        """At which it opens."""
+        return SHARE * min(VIEW[0] / self.size[0], VIEW[1] / self.size[1])
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A stage in columns: corners from that of its group, which is of this size."""
+
+    corners: Mapping[str, Corner]
+    size: Size
+
+
+def place(sizes: Mapping[str, Size], links: Links, stages: Sequence[Sequence[str]], note: Size) -> Layout:
+    """The largest of the ways to place them: columns of any height, the stages in one row or two, the note left of both
+    or of the first.
 
     Args:
         sizes: width and height of each node with all that may become visible on it, without its title.
         links: which node leads to which.
         stages: the nodes of each, from left to right.
+        note: the size of the note.
     """
-    corners: dict[str, tuple[int, int]] = {}
-    left = 0
-    for stage in stages:
-        for layer in _layers(stage, links):
-            top = 0
-            for node in sorted(layer, key=lambda one: _height(one, links, corners)):
-                corners[node] = left, top
-                top += sizes[node][1] + TITLE + GAP
-            left += max(sizes[node][0] for node in layer) + GAP
-        left += 2 * MARGIN
-    return corners
+    return max(_ways(sizes, links, stages, note), key=lambda way: way.zoom)
 
 
-def _layers(stage: Sequence[str], links: Links) -> list[list[str]]:
-    """Nodes in columns: each right of those of this stage that lead to it."""
+def _ways(sizes: Mapping[str, Size], links: Links, stages: Sequence[Sequence[str]], note: Size) -> Iterator[Layout]:
+    blocks = {height: [_block(stage, sizes, links, height) for stage in stages] for height in HEIGHTS}
+    for above, below, cut, beside_both in product(HEIGHTS, HEIGHTS, range(1, len(stages) + 1), (False, True)):
+        rows = [blocks[above][:cut], blocks[below][cut:]]
+        yield _in_rows([row for row in rows if row], note, beside_both)
+
+
+def _block(stage: Sequence[str], sizes: Mapping[str, Size], links: Links, most: int) -> _Block:
+    """One below the other, each behind those of its stage that lead to it, in a column more where they get too high."""
+    corners: dict[str, Corner] = {}
+    left = width = bottom = 0
+    top = HEADING
+    for node in _in_order(stage, links):
+        high = sizes[node][1] + TITLE
+        if top > HEADING and top + high > most:
+            left, width, top = left + width + GAP, 0, HEADING
+        corners[node] = MARGIN + left, top + TITLE
+        top += high + GAP
+        width, bottom = max(width, sizes[node][0]), max(bottom, top - GAP)
+    return _Block(corners, (left + width + 2 * MARGIN, bottom + MARGIN))
+
+
+def _in_rows(rows: Sequence[Sequence[_Block]], note: Size, beside_both: bool) -> Layout:
+    """Row below row; of two the second begins right of the note only if that reaches beside it."""
+    note_width, note_height = note[0] + GAP, note[1] + TITLE
+    corners: dict[str, Corner] = {}
+    width = top = 0
+    for number, row in enumerate(rows):
+        left = note_width if beside_both or not number else 0
+        for block in row:
+            corners |= {node: (left + x, top + y) for node, (x, y) in block.corners.items()}
+            left += block.size[0] + GAP
+        high = max(block.size[1] for block in row)
+        top += max(high, 0 if beside_both or number else note_height) + GAP
+        width = max(width, left - GAP)
+    return Layout(corners, (0, TITLE), (width, max(top - GAP, note_height)))
+
+
+def _in_order(stage: Sequence[str], links: Links) -> list[str]:
     inside = [(start, end) for start, end in links if start in stage and end in stage]
     rank = dict.fromkeys(stage, 0)
     for _ in stage:  # the longest path visits each node once
         for start, end in inside:
             rank[end] = max(rank[end], rank[start] + 1)
-    return [[node for node in stage if rank[node] == layer] for layer in range(max(rank.values()) + 1)]
+    return sorted(stage, key=lambda node: rank[node])
 
 
-def _height(node: str, links: Links, corners: Mapping[str, tuple[int, int]]) -> float:
-    """The mean height of what leads to a node, so that its links run level; nodes without any come last."""
-    before = [corners[start][1] for start, end in links if end == node and start in corners]
-    return sum(before) / len(before) if before else float("inf")
-
-
-def around(corners: Sequence[tuple[int, int]], sizes: Sequence[Size]) -> list[int]:
+def around(corners: Sequence[Corner], sizes: Sequence[Size]) -> list[int]:
     """The rectangle of a group about nodes: left, top, width, height."""
     left, top = min(x for x, _ in corners) - MARGIN, min(y for _, y in corners) - TITLE - HEADING
     right = max(x + width for (x, _), (width, _) in zip(corners, sizes))

@@ -18,8 +18,7 @@ def note_of(spec: Template, graph: Workflow) -> str:
     return "\n".join(
         [
             _unwrapped(spec.about), "", "## Files", *lines, "", "## How much memory",
-            "It depends on your card. **Will It Fit?** before the sampler predicts it without running anything"
-            " (template *will_it_fit*); **Memory Report** shows what was measured beside what was predicted.",
+            "**Will It Fit?** before the sampler predicts it; **Memory Report** shows what it took.",
         ]
     )  # fmt: skip
 

@@ -16,7 +16,7 @@ class Template:
     """One template.
 
     Attributes:
-        title: heads its note.
+        title: heads its note and names its file: what people look for in the template browser.
         about: what it shows, in Markdown.
         stages: heading of each group, and the ids of its nodes, from left to right.
         values: widgets that differ from the twin's, as ``id.input``.

@@ -41,7 +41,7 @@ seams.
 
 TEMPLATES: dict[str, Template] = {
     "sd15_high_resolution": Template(
-        title="SD 1.5 at 1536 x 1536 on a small card",
+        title="SD 1.5 at 1536 px on 8GB",
         about=HIGH_RESOLUTION,
         stages={
             "Model": "1",
@@ -65,7 +65,7 @@ TEMPLATES: dict[str, Template] = {
         },
     ),
     "sdxl_high_resolution": Template(
-        title="SDXL at 2048 x 2048 on a small card",
+        title="SDXL at 2048 px on 8GB",
         about=HIGH_RESOLUTION,
         stages={
             "Model": "1",
@@ -88,7 +88,7 @@ TEMPLATES: dict[str, Template] = {
         },
     ),
     "flux_8gb": Template(
-        title="Flux.1 dev on 8 GB",
+        title="Flux on 8GB (low VRAM)",
         about="""
 The 16-bit files go in, no other download is needed:
 
@@ -97,7 +97,7 @@ The 16-bit files go in, no other download is needed:
   step, bit for bit the same picture. A larger budget is faster, a smaller one leaves more for the picture.
 - **VAE Decode (exact, low memory)** needs no more than what is free.
 
-Not sure which budget? **Make It Fit** (template *make_it_fit*) finds it.
+Not sure which budget? **Make It Fit** (template *Out of memory - make SDXL fit 6GB*) finds it.
 """,
         stages={
             "Models": "1 2 3",
@@ -118,7 +118,7 @@ Not sure which budget? **Make It Fit** (template *make_it_fit*) finds it.
         },
     ),
     "sd35_text_to_image": Template(
-        title="SD 3.5 Large in 8 bits",
+        title="SD 3.5 Large on 16GB",
         about="""
 **Layerwise Casting** stores the 8-billion-parameter model in 8 bits with scales; norms, embedders, first and last
 layers stay as they are. **Attention by Block and Step** with `sliced` computes a few query rows at a time, so that
@@ -152,7 +152,7 @@ The checkpoint asks you to accept its licence where it is offered.
         },
     ),
     "qwen_image_text_to_image": Template(
-        title="Qwen-Image within a VRAM budget",
+        title="Qwen-Image on 12GB",
         about="""
 20 GB of weights in 8 bits. **Block Offload** gives them `vram_budget_gb` of the card and streams the rest from RAM
 at every step: the picture is bit for bit the same, the step takes longer. **Low-Memory VAE** wraps the VAE once, so
@@ -179,7 +179,7 @@ that the stock VAE Decode behind it stays within the memory there is, exactly.
         },
     ),
     "z_image_text_to_image": Template(
-        title="Z-Image Turbo, made to fit",
+        title="Z-Image Turbo on 12GB",
         about="""
 **Make It Fit** goes through model, VAE and prompt without data and chooses what fits this card: how attention is
 computed, how much of the weights stays on the card, the VAE's strips. With `quality` at `exact` nothing changes the
@@ -202,19 +202,16 @@ picture. Its plan stands on its face, its chart beside it; sampler and VAE Decod
         },
     ),
     "train_lora": Template(
-        title="Train a LoRA on a small card",
+        title="Train a LoRA on 6GB",
         about="""
 **Training Memory** lays a gradient checkpoint around every block of the model: a training step keeps what goes into
 each block and computes the block again in its backward. Memory holds one block's activations instead of all; a step
 computes about a third more, and the gradients are the same bits.
 
-- *Train LoRA*'s own `gradient_checkpointing` makes the whole model one checkpoint and saves next to nothing. It does
-  not act within these blocks: leave it on or off.
-- **Will Training Fit?** says before it begins what each plan takes on your card; with `if_too_big` at `stop` it ends
-  the prompt where the training would not fit. Give it the settings of *Train LoRA*.
-- The **Memory Report** behind it shows what a step took, what the plan had predicted, and what it would have been
-  without checkpoints.
-- With `plan` at `budget` as little is computed again as fits `vram_budget_gb`.
+- *Train LoRA*'s own `gradient_checkpointing` does not act within these blocks: leave it on or off.
+- **Will Training Fit?** says before it begins what each plan takes; `stop` ends the prompt where it would not fit.
+- The **Memory Report** shows what a step took, beside what was predicted.
+- `plan` = `budget`: as little is computed again as fits `vram_budget_gb`.
 - For a set of pictures put *Load Image-Text (from Folder)* in place of picture and prompt.
 """,
         stages={
@@ -241,7 +238,7 @@ computes about a third more, and the gradients are the same bits.
         },
     ),
     "wan_text_to_video": Template(
-        title="Wan 2.1 text to video, decoded without seams",
+        title="Wan video on 8GB",
         about="""
 81 frames of 832 x 480. **VAE Decode (exact, low memory)** decodes them in strips of rows through all frames:
 neither seams between tiles nor flicker between pieces of time, as both appear with tiles. **Attention by Block and
@@ -268,7 +265,7 @@ For the 14B model change the file and add **Block Offload** or **Make It Fit** b
         },
     ),
     "wan_video_to_file": Template(
-        title="Wan: a long video straight to a file",
+        title="Long Wan video to a file on 8GB",
         about="""
 161 frames of 832 x 480. **VAE Decode to Video (exact, any length)** writes each window of frames into the file as it
 is decoded, so that memory holds a window and not the video. Wan runs in ComfyUI's own chunks: the frames are those
@@ -300,7 +297,7 @@ of the stock VAE Decode.
         },
     ),
     "video_to_video": Template(
-        title="Video to video, any length",
+        title="Video to video of any length on 8GB",
         about="""
 A first pass makes a small video and writes it to a lossless file. **VAE Encode from Video (any length)** reads that
 file window by window, enlarges the frames and encodes them; a second pass draws the detail at half strength, and
@@ -333,7 +330,7 @@ file window by window, enlarges the frames and encodes them; a second pass draws
         },
     ),
     "ltx_text_to_video": Template(
-        title="LTX-Video, and what it took",
+        title="LTX-Video on 12GB",
         about="""
 97 frames of 768 x 512. **Attention by Block and Step** chooses the attention of all blocks, **VAE Decode (exact,
 low memory)** decodes in one piece where that fits and else in strips, and the **Memory Report** shows time,
@@ -357,7 +354,7 @@ The model needs long prompts. LTX-Video 0.9.x adds noise of its own while decodi
         values={**movie("7", 768, 512, 97), "14.steps": 30},
     ),
     "upscale_4k": Template(
-        title="A picture to 3840 x 2160, redrawn lightly",
+        title="Upscale to 4K on 8GB",
         about="""
 A picture of your own is scaled to 4K, encoded, sampled at low `denoise`, and decoded.
 
@@ -388,7 +385,7 @@ It takes long on a small card. Bypass the sampler to see encode and decode alone
         },
     ),
     "will_it_fit": Template(
-        title="Will it fit? Before anything is sampled",
+        title="Will it fit - know before you queue",
         about="""
 **Will It Fit?** stands between latent and sampler. In about a second it predicts what text encoder, sampling and
 decode take at their highest, without running them, shows a chart, and with `if_too_big` at `stop` ends the run
@@ -416,7 +413,7 @@ answer: `python3 cli/estimate.py workflow.json --gpu sm86 --vram 8`
         },
     ),
     "make_it_fit": Template(
-        title="Make it fit",
+        title="Out of memory - make SDXL fit 6GB",
         about="""
 **Make It Fit** takes model, VAE, prompt and size, and gives back a model and a VAE that fit this card: guidance in
 turns, attention, a budget for the weights, the VAE's strips, in the order of what they cost. With `quality` at
@@ -439,7 +436,7 @@ Sampler and VAE Decode are stock nodes: put it into any graph of your own, or le
         },
     ),
     "compare_strategies": Template(
-        title="Compare strategies on your own card",
+        title="Compare ways to save VRAM",
         about="""
 **Compare Strategies** runs one step of the model as it is, then with sliced and other attention and with cast
 weights, and shows for each its highest memory, its time and how far the result is from the first, as a table and a
@@ -466,7 +463,7 @@ it is.
         },
     ),
     "flux_cast_lora": Template(
-        title="Flux.1 dev in 8 bits with a LoRA",
+        title="Flux with a LoRA on 16GB",
         about="""
 **Layerwise Casting** stores model and text encoder in 8 bits with scales. A LoRA before it or behind it gives the
 same picture: the LoRA is applied in full precision and the sum is rounded once. Here one that makes do with 8
@@ -495,7 +492,7 @@ steps.
         },
     ),
     "side_by_side": Template(
-        title="Core's tiled decode beside Headroom's",
+        title="Tiled decode of core beside Headroom",
         about="""
 One latent, decoded three times: untiled, by core's **VAE Decode (Tiled)**, and by **VAE Decode (exact, low
 memory)** in strips of 64 rows. The two pictures on the right show each one's difference from the untiled, ten

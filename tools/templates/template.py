@@ -10,6 +10,7 @@ import importlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..demo.twin import is_link
@@ -23,11 +24,16 @@ from .specs import TEMPLATES
 WORKFLOWS = PACK / "workflows"
 ROW, WIDGET = 20, 24  # heights of a slot and of a widget
 ROOM = 1.4  # the newer look needs that much more height for both
-WIDTH, TEXT_WIDTH, FACE = 340, 400, (560, 380)  # of nodes; of those with a text to write; of those that show one
-TEXT, PICTURE = 120, 340  # heights of a text to write, and of a picture on a node
-SHOWING_TEXT = ("Report", "Estimate", "Fit", "Compare", "Cast", "CastCLIP", "Offload", "Training")
+WIDTH, TEXT_WIDTH = 300, 340  # of nodes; of those with a text to write
+TEXT, PICTURE = 110, 260  # heights of a text to write, and of a picture on a node
+# Of nodes that show a text: what a face with a table needs, and one with some sentences.
+TABLE, SENTENCES = (560, 380), (420, 330)
+FACES = dict.fromkeys(("Report", "Estimate", "Fit", "Compare"), TABLE) | dict.fromkeys(
+    ("Cast", "CastCLIP", "Offload", "Training"), SENTENCES
+)
 SHOWING_PICTURES = ("LoadImage", "SaveImage", "PreviewImage", "ImageCompare", "SaveVideo", "HeadroomVAEDecodeVideo")
-NOTE, NOTE_WIDTH, NOTE_LINE, LETTERS = "MarkdownNote", 480, 24, 58  # letters in a line of a note
+LONG_NAMES = ("HeadroomLocalAttention",)  # of widgets: it does not get narrower
+NOTE, NOTE_WIDTH, NOTE_LINE, LETTERS = "MarkdownNote", 440, 22, 56  # letters in a line of a note
 NOTE_COLOURS = {"color": "#432", "bgcolor": "#653"}
 GROUP_COLOUR = "#3f789e"
 CONTROL = "randomize"  # what the widget behind a seed says
@@ -46,6 +52,11 @@ def template(name: str, ours: Mapping[str, Any]) -> Workflow:
     spec = TEMPLATES[name]
     host = importlib.import_module("nodes")
     return _Drawing(name, spec, with_public_files(twin(name), spec), {**host.NODE_CLASS_MAPPINGS, **ours}).workflow()
+
+
+def path_of(name: str) -> Path:
+    """Its file, which is called as the browser shows it."""
+    return WORKFLOWS / f"{TEMPLATES[name].title}.json"
 
 
 def twin(name: str) -> Workflow:
@@ -85,9 +96,12 @@ class _Drawing:
         self.graph = {number: graph[number] for number in self.numbers}
         self.links = list(self._links())
         self.sizes = {number: self._size(number) for number in self.numbers}
-        rooms = {number: (width, round(height * ROOM)) for number, (width, height) in self.sizes.items()}
-        self.rooms = rooms
-        self.corners = place(rooms, [(start, end) for _, start, _, end, _, _ in self.links], [*self.stages.values()])
+        self.rooms = {number: self._size(number, ROOM) for number in self.numbers}
+        self.text = note_of(spec, self.graph)
+        lines = [line for line in without_addresses(self.text).splitlines() if line]
+        self.note = NOTE_WIDTH, NOTE_LINE * sum(2 + len(line) // LETTERS for line in lines)
+        links = [(start, end) for _, start, _, end, _, _ in self.links]
+        self.layout = place(self.rooms, links, [*self.stages.values()], self.note)
 
     def workflow(self) -> Workflow:
         note = self._note(max(map(int, self.numbers)) + 1)
@@ -138,7 +152,7 @@ class _Drawing:
         return {
             "id": int(number),
             "type": node["class_type"],
-            "pos": [*self.corners[number]],
+            "pos": [*self.layout.corners[number]],
             "size": [*self.sizes[number]],
             "flags": {},
             "order": order,
@@ -180,31 +194,29 @@ class _Drawing:
                 yield from [CONTROL] if one.has_control else []
                 yield from ["image"] if one.options.get("image_upload") else []
 
-    def _size(self, number: str) -> tuple[int, int]:
+    def _size(self, number: str, room: float = 1.0) -> tuple[int, int]:
+        """Of a node; ``room``: times what its slots and widgets need in the older look."""
         kind = self.graph[number]["class_type"]
         inputs = self._inputs(number)
         widgets = [one for one in inputs if one.is_widget]
         shown = len(widgets) + sum(one.has_control for one in widgets)
         texts = sum(bool(one.options.get("multiline")) for one in widgets)
         rows = max(len(inputs) - len(widgets), len(self._outputs(number)))
-        height = 6 + ROW * rows + (8 + WIDGET * shown if shown else 0) + (TEXT - WIDGET) * texts
+        height = round(room * (6 + ROW * rows + (8 + WIDGET * shown if shown else 0))) + (TEXT - WIDGET) * texts
         if kind in SHOWING_PICTURES:
             return WIDTH, height + PICTURE
-        if kind.startswith("Headroom") and kind.removeprefix("Headroom") in SHOWING_TEXT:
-            return FACE[0], max(FACE[1], height + TEXT)
-        return TEXT_WIDTH if texts else WIDTH, height
+        if (face := FACES.get(kind.removeprefix("Headroom"))) is not None and kind.startswith("Headroom"):
+            return face[0], max(face[1], height + TEXT)
+        return TEXT_WIDTH if texts or kind in LONG_NAMES else WIDTH, height
 
     def _group(self, number: int, title: str) -> Node:
         inside = self.stages[title]
-        bounding = around([self.corners[one] for one in inside], [self.rooms[one] for one in inside])
+        bounding = around([self.layout.corners[one] for one in inside], [self.rooms[one] for one in inside])
         return {"id": number, "title": title, "bounding": bounding, "color": GROUP_COLOUR, "font_size": 24, "flags": {}}
 
     def _note(self, number: int) -> Node:
-        text = note_of(self.spec, self.graph)
-        height = NOTE_LINE * sum(2 + len(line) // LETTERS for line in without_addresses(text).splitlines() if line)
-        left = min(x for x, _ in self.corners.values()) - NOTE_WIDTH - 120
         return {
-            "id": number, "type": NOTE, "pos": [left, 0], "size": [NOTE_WIDTH, height], "flags": {}, "order": 0,
+            "id": number, "type": NOTE, "pos": [*self.layout.note], "size": [*self.note], "flags": {}, "order": 0,
             "mode": 0, "inputs": [], "outputs": [], "title": self.spec.title, "properties": {},
-            "widgets_values": [text], **NOTE_COLOURS,
+            "widgets_values": [self.text], **NOTE_COLOURS,
         }  # fmt: skip
