@@ -363,28 +363,35 @@ def hunyuan() -> Kinds:
     yield kind("hunyuan_video", KL, 16, 8, Recipe(marks, IMAGE_KL, KL_ENDS), frames=causal(4))
 
 
+WAN_RULES = (
+    (r"decoder\.head\.2\.weight", gain(0.6)),
+    (r"encoder\.head\.2\.weight", gain(1.4)),
+    (r"to_qkv\.weight", gain(1.5)),
+)
+
+
+def wan21(name: str = "wan21", colours: int = 3, width: int = 16) -> Autoencoder | None:
+    """Wan 2.1's causal autoencoder; the public one's ``width`` is 96."""
+    marks: Shapes = {
+        "decoder.middle.0.residual.0.gamma": (4 * width, 1, 1, 1),
+        "decoder.head.0.gamma": (width, 1, 1, 1),
+        "decoder.head.2.weight": (colours, width, 3, 3, 3),
+        "encoder.conv1.weight": (width, colours, 3, 3, 3),
+    }
+    recipe = Recipe(marks, {}, WAN_RULES)
+    return kind(name, "comfy.ldm.wan.vae.WanVAE", 16, 8, recipe, frames=causal(4), colours=colours)
+
+
 def wan() -> Kinds:
     """The causal autoencoders of Wan 2.1 and 2.2."""
-    rules = (
-        (r"decoder\.head\.2\.weight", gain(0.6)),
-        (r"encoder\.head\.2\.weight", gain(1.4)),
-        (r"to_qkv\.weight", gain(1.5)),
-    )
-    for name, colours in (("wan21", 3), ("wan21_rgba", 4)):  # Qwen-Image has the first, Qwen-Image-Layered the second
-        marks: Shapes = {
-            "decoder.middle.0.residual.0.gamma": (64, 1, 1, 1),
-            "decoder.head.0.gamma": (16, 1, 1, 1),
-            "decoder.head.2.weight": (colours, 16, 3, 3, 3),
-            "encoder.conv1.weight": (16, colours, 3, 3, 3),
-        }
-        model = "comfy.ldm.wan.vae.WanVAE"
-        yield kind(name, model, 16, 8, Recipe(marks, {}, rules), frames=causal(4), colours=colours)
+    yield wan21()  # Qwen-Image has it too
+    yield wan21("wan21_rgba", 4)  # and Qwen-Image-Layered this one
     model = "comfy.ldm.wan.vae2_2.WanVAE"
-    marks = {
+    marks: Shapes = {
         "decoder.middle.0.residual.0.gamma": (64, 1, 1, 1),
         "decoder.upsamples.0.upsamples.0.residual.2.weight": (64, 64, 3, 3, 3),
     }
-    recipe = Recipe(marks, {model: {"dim": 16, "dec_dim": 16}}, rules)
+    recipe = Recipe(marks, {model: {"dim": 16, "dec_dim": 16}}, WAN_RULES)
     yield kind("wan22", model, 48, 16, recipe, frames=causal(4))
 
 
