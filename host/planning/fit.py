@@ -239,7 +239,7 @@ def _vae_plans(question: Question, card: Card, allowed: int, most: Loss) -> Iter
     """Ways to decode, up to the first that fits."""
     vae, latent = question.vae, decode_of(question).x
     if _stays(vae):
-        yield VAEPlan(coding_stage(Coding(vae, latent), card), None, Loss.EXACT)
+        yield VAEPlan(coding_stage(Coding(vae, latent), card, allowed), None, Loss.EXACT)
         return
     constant = workspaces_for(card).constant(card)
     budget = VAESettings(vram_budget_gb=max(1, allowed - constant) / GB)

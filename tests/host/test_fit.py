@@ -114,6 +114,17 @@ def test_a_low_memory_vae_is_predicted_within_the_limit(to_file: bool) -> None:
     assert not own.up_to
 
 
+def test_a_vae_whose_settings_stay_is_planned_within_the_limit() -> None:
+    """Its own node has said how it works, and set no budget."""
+    card, vae = named_card("sm86", 1.3), low_memory_vae(load_vae("flux"), VAESettings("exact", store="float16"))
+    question = asked(side=1024, vae=vae)
+    free = coding_stage(decode_of(question), card)
+    fit = find_fit(question, card, limit=0.8 * free.peak / card.total)
+    assert fit.found
+    (decode,) = (stage for stage in fit.forecast.stages if stage.work == "decode")
+    assert decode.peak <= fit.allowed < free.peak == decode.up_to
+
+
 def test_frames_that_do_not_fit_into_ram_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """They lie there beside the weights, to the byte; decoded to a file they do not."""
     question = asked(side=64)
