@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from PIL import Image
 
 from headroom.farm import journal
 from headroom.farm.cluster import NEEDED
+from headroom.farm.command import CANNOT
 from headroom.graph.version import pack_version
 from headroom.tools.server.client import Client
 from headroom.tools.server.server import Server, free_port
@@ -143,6 +145,33 @@ def test_kills_lose_nothing_and_double_nothing(servers: list[Server], tmp_path: 
         assert about["prompt"] == one
         (file,) = about["files"]
         assert np.array_equal(pixels(folder / file["file"]), made_by(client, one))
+
+
+@pytest.mark.skipif(not hasattr(resource, "prlimit"), reason="the system limits no other process")
+def test_a_full_disk_ends_a_run_that_goes_on_later(servers: list[Server], tmp_path: Path) -> None:
+    """Of results that do not fit nothing stays, and what was made is fetched by the next run, each once."""
+    graphs = [graph(seed, SIDES[0]) for seed in range(2)]
+    paths, out = written(tmp_path, graphs), tmp_path / "out"
+    with subprocess.Popen(
+        command(paths, out, "--workers", *named(servers)), cwd=PACK, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+        text=True,
+    ) as driver:  # fmt: skip
+        until(lambda: lines(out, "sent"))
+        room = (out / journal.FILE).stat().st_size + 4096  # for further lines, and not for a picture
+        resource.prlimit(driver.pid, resource.RLIMIT_FSIZE, (room, room))
+        told, error = driver.communicate(timeout=LONGEST)
+    assert driver.returncode == CANNOT, told + error
+    assert "File too large; make room" in told
+    assert "Traceback" not in told + error
+    assert not lines(out, "done")
+    assert not [path for path in out.iterdir() if path.is_dir()]
+    again = farm(paths, out, "--workers", *named(servers))
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert len(lines(out, "done")) == len(graphs) == len(list(out.glob("prompt-*/result.json")))
+    client = Client(servers[0].url)
+    for number, one in enumerate(graphs):
+        (picture,) = out.glob(f"prompt-{number:02d}-*/*.png")
+        assert np.array_equal(pixels(picture), made_by(client, one))
 
 
 def test_what_fits_nowhere_is_refused_and_the_rest_runs(servers: list[Server], tmp_path: Path) -> None:
