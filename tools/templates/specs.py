@@ -209,7 +209,8 @@ each block and computes the block again in its backward. Memory holds one block'
 computes about a third more, and the gradients are the same bits.
 
 - *Train LoRA*'s own `gradient_checkpointing` does not act within these blocks: leave it on or off.
-- **Will Training Fit?** says before it begins what each plan takes; `stop` ends the prompt where it would not fit.
+- **Will Training Fit?** says before it begins what each plan takes; `if_too_big` = `stop` ends a prompt that does not
+  fit.
 - The **Memory Report** shows what a step took, beside what was predicted.
 - `plan` = `budget`: as little is computed again as fits `vram_budget_gb`.
 - For a set of pictures put *Load Image-Text (from Folder)* in place of picture and prompt.
