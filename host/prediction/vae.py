@@ -35,7 +35,6 @@ from ..core.internals import find
 from ..measure.calibrated import as_planned, workspaces_for
 from ..vae.coding import Coder
 from ..vae.directions import Decode, Encode
-from ..vae.geometry import Geometry
 from ..vae.wrapper import PLANNED_BY_WORKERS, LowMemoryVAE, is_tileable
 from ..video.along import hand_on, is_chunked
 from .host_answers import answering, attending, card_answers, corner, free_memory_answer, one_of_each_tile
@@ -154,6 +153,8 @@ class _StandIn:
         copied.patcher = vae.patcher.clone()
         copied.patcher.model = copied.first_stage_model
         copied.device = copied.patcher.load_device = card.device
+        if isinstance(copied, LowMemoryVAE):  # a file would be a true one, with data
+            copied.headroom_settings = replace(copied.headroom_settings, frames_on_disk=False)
         stand_in = cls(copied, card, workspaces)
         name_modules(copied.first_stage_model, stand_in.running)
         if (volume := getattr(copied.first_stage_model, VOLUME, None)) is not None:
@@ -271,16 +272,11 @@ class _Foretold:
         part = corner(first, geometry.tile_shape(first, plan.tile_cells)[2:])
 
         def one_tile() -> Any:
-            picture = _blended(geometry, x)
+            picture = torch.empty(geometry.output_bytes(x) // 4, device=geometry.vae.output_device)  # blended into
             with repeated(geometry.slices(x) * plan.tiles):
                 return picture, geometry.tile(part)
 
         return _Way(f"feathered, {plan.tiles} tiles", self.followed(one_tile))
-
-
-def _blended(geometry: Geometry, x: Tensor) -> Tensor:
-    """The picture that tiles are blended into."""
-    return torch.empty(geometry.output_bytes(x) // 4, device=geometry.vae.output_device)
 
 
 def _a_few_of(forward: Callable[..., Tensor]) -> Callable[..., Tensor]:

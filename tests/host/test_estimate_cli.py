@@ -28,6 +28,7 @@ from headroom.host.following.stages import sampling
 from headroom.host.prediction.header_loading import loading_headers
 from headroom.host.workflow.dry_run import DryRun
 from headroom.host.workflow.estimate import estimate_workflow
+from headroom.memory.on_disk import SUFFIX
 from headroom.memory.prediction import Forecast, Verdict, fake_mode, forecast_numbers, named_card
 from headroom.nodes import NODES
 from headroom.nodes.local_attention import HeadroomLocalAttention
@@ -195,6 +196,8 @@ def test_where_decoded_frames_lie() -> None:
     to_file = plain | {"3": node("HeadroomVAEDecodeVideo", **inputs, **video)}
     frames = 2 * 33 * 64 * 48 * 3
     found = [answer(workflow) for workflow in (plain, mapped, to_file)]
+    assert not any(stage.doubt for one in found for stage in one.stages)
+    assert not list(Path(folder_paths.get_temp_directory()).rglob(f"*{SUFFIX}")), "nothing is written"
     assert [(one.ram_frames, one.disk) for one in found] == [
         (4 * frames, 0), (0, 4 * frames), (0, FORMATS["mkv ffv1"].disk(64, 48, 2 * 33)),
     ]  # fmt: skip
@@ -361,7 +364,6 @@ def test_as_people_run_it(base: Path) -> None:
     assert found["peak_gb"] >= found["least_vram_gb"] > 0.85 * 6
 
 
-@pytest.mark.usefixtures("models")
 def ask(*arguments: str, path: Path) -> tuple[int, str, str]:
     """The command in this process: it imports no ComfyUI for this."""
     out, errors = io.StringIO(), io.StringIO()
@@ -439,6 +441,7 @@ def test_a_server_that_points_elsewhere_is_not_followed(status: int, body: bytes
     assert "answers with status 500" in error if status == 500 else "has no Headroom" in error
 
 
+@pytest.mark.usefixtures("models")
 def test_an_unknown_node_is_listed_and_not_guessed() -> None:
     workflow = sd15()
     workflow["9"] = node("SomebodysUpscaler", model=["1", 0])
