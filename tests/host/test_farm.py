@@ -11,6 +11,7 @@ import re
 import resource
 import shutil
 import signal
+import ssl
 import subprocess
 import sys
 import time
@@ -18,7 +19,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -362,6 +363,70 @@ def test_workers_that_cannot_be_used(tmp_path: Path) -> None:
     assert "it points elsewhere" in said
     assert "http://127.0.0.1:1 does not answer" in said
     assert "Traceback" not in run.stdout + run.stderr
+
+
+PASSWORD = "Authorization: Bearer open-sesame"
+
+
+def guarded(port: int) -> Any:
+    """A connection to whoever stands before a server: with the password it goes through, whatever is said on it."""
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(2**16):
+            writer.write(piece)
+            await writer.drain()
+        writer.close()
+
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            if PASSWORD.encode() not in head:
+                writer.write(b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+                writer.close()
+                return
+            behind, before = await asyncio.open_connection("127.0.0.1", port)
+            before.write(head)
+            await asyncio.gather(pass_on(reader, before), pass_on(behind, writer))
+
+    return connected
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_a_server_behind_tls_and_a_password(servers: list[Server], tmp_path: Path) -> None:
+    """With a certificate of one's own; without it, or without the password, a sentence says which is missing."""
+    certificate, one = tmp_path / "own.pem", graph(5, SIDES[0])
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1",
+         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", certificate, "-out", tmp_path / "certificate.pem"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    trusted = tmp_path / "certificate.pem"
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(trusted, certificate)
+    paths, port = written(tmp_path, [one]), free_port()
+
+    async def asked() -> list[subprocess.CompletedProcess[str]]:
+        inner = int(servers[2].url.rpartition(":")[2])
+        async with await asyncio.start_server(guarded(inner), "127.0.0.1", port, ssl=context):
+            named = ("--workers", f"https://127.0.0.1:{port}#vram=4")
+            runs = (
+                ("--ca", str(trusted), "--header", PASSWORD),
+                ("--header", PASSWORD),
+                ("--ca", str(trusted)),
+            )
+            return [
+                await asyncio.to_thread(farm, paths, tmp_path / f"out-{number}", *named, *more)
+                for number, more in enumerate(runs)
+            ]
+
+    whole, distrusted, shut_out = asyncio.run(asked())
+    assert whole.returncode == 0, whole.stdout + whole.stderr
+    (picture,) = (tmp_path / "out-0").glob("prompt-00-*/*.png")
+    assert np.array_equal(pixels(picture), made_by(Client(servers[2].url), one))
+    assert distrusted.returncode == shut_out.returncode == CANNOT
+    assert "certificate" in distrusted.stdout
+    assert "401" in shut_out.stdout
+    assert "Traceback" not in "".join(run.stdout + run.stderr for run in (whole, distrusted, shut_out))
 
 
 def test_what_is_missing_is_said_before_anything_runs(tmp_path: Path) -> None:
