@@ -158,7 +158,7 @@ def by_frames(family: str) -> Section:
     for one in found:
         rows.append((
             one["frames"], f"{one['anonymous'] / MIB:.0f} MiB",
-            f"{one['predicted'] / MIB:.1f} MiB" if one["predicted"] else "nothing",
+            f"{one['predicted'] / MIB:.1f} MiB" if one["predicted"] else "not predicted",
             f"{one['seconds'] / found[0]['seconds']:.2f}x",
         ))  # fmt: skip
     section.table(("frames", "anonymous memory", "predicted", "time a frame"), rows)
