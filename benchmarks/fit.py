@@ -18,7 +18,9 @@ from _sections import Report, Section
 load_package()
 
 from headroom.memory.prediction import Fit, named_card  # noqa: E402
-from headroom.memory.units import format_bytes  # noqa: E402
+from headroom.memory.units import format_bytes, format_seconds  # noqa: E402
+from headroom.tools.templates_table import CARDS as CARD_NAMES  # noqa: E402
+from headroom.tools.templates_table import card_of  # noqa: E402
 
 GPU, LIMIT = "sm86", 0.85
 TITLES = {"settings": "What it chooses", "time": "Time to choose"}
@@ -26,8 +28,10 @@ INTRODUCTION = """# Make It Fit: settings by card
 
 What HeadroomFit chooses, by its own predictions, for a card of compute capability 8.6 (RTX 30) of which 85 % may be
 used. The models are loaded by ComfyUI's own loaders from files that have true headers and no weights; the text has 256
-tokens. SD1.5, SDXL and Wan are sampled with guidance, Flux.1 without. Not measured on a GPU: these are predictions, and
-the times are by the documented figures of a card with so much memory (`memory/speed/documented.py`)."""
+tokens. SD1.5, SDXL and Wan are sampled with guidance, Flux.1 without. Not measured on a GPU: these are predictions.
+Seconds a step are by the published figures of a card that is sold with so much memory (`memory/speed/documented.py`):
+{cards}.
+"time" is a step's seconds over those of the quickest way with everything on the card."""
 
 
 def settings_section(cards: tuple[int, ...], folder: Path) -> Section:
@@ -39,10 +43,12 @@ def settings_section(cards: tuple[int, ...], folder: Path) -> Section:
     for name, wish in WISHES.items():
         asked = question(folder, wish, named_card(GPU, 24.0))
         for vram in cards:
-            rows.append(
-                [name, f"{vram} GB", *settings(find_fit(asked, named_card(GPU, vram), limit=LIMIT), wish.cfg != 1)]
-            )
-    head = ("model", "card", "weights on the card", "guidance", "sampling", "decode", "decode peak", "result", "time")
+            found = find_fit(asked, card_of(vram), limit=LIMIT)
+            rows.append([name, f"{vram} GB", *settings(found, wish.cfg != 1)])
+    head = (
+        "model", "card", "weights on the card", "guidance", "sampling", "decode", "decode peak", "result", "a step",
+        "time",
+    )  # fmt: skip
     section.table(head, rows)
     return section
 
@@ -52,7 +58,7 @@ def settings(fit: Fit, guided: bool) -> list[str]:
     if fit.sampling is None or fit.vae is None or fit.vae.stage is None:
         from headroom.memory.render import why_nothing_fits
 
-        return [why_nothing_fits(fit), *[""] * 6]
+        return [why_nothing_fits(fit), *[""] * 7]
     plan, stage = fit.sampling, fit.sampling.settled(fit.card, fit.allowed)
     everything = min(one.stage.prediction.flops for one in fit.considered) / plan.stage.prediction.flops
     held = "all" if stage.resident == stage.weights else format_bytes(stage.resident)
@@ -66,6 +72,7 @@ def settings(fit: Fit, guided: bool) -> list[str]:
         fit.vae.stage.method,
         format_bytes(fit.vae.stage.peak),
         fit.loss.name.lower().replace("_", "-"),
+        format_seconds(fit.seconds),
         f"{everything * fit.seconds / resident:.2f}x",
     ]
 
@@ -107,7 +114,8 @@ def main() -> None:
             "settings": partial(settings_section, CARDS, folder),
             "time": partial(time_section, folder, options.runs),
         }
-        report = Report(ROOT / "benchmarks" / "fit.md", INTRODUCTION, TITLES)
+        cards = ", ".join(f"{CARD_NAMES[vram]} for {vram} GB" for vram in CARDS)
+        report = Report(ROOT / "benchmarks" / "fit.md", INTRODUCTION.format(cards=cards), TITLES)
         for section in options.only.split(","):
             report.measure(section, sections[section], options.runs)
 
