@@ -23,6 +23,7 @@ from ..measure.calibrated import workspaces_for
 from ..measure.speeds import kind_of, kind_of_sampling, with_speed
 from ..offload.budget import budget_of, least_weights
 from ..sampling.conditioning import usual_conditioning
+from ..vae.fallback import BudgetTooSmall
 from .encoders import predict_text
 from .host_answers import SAME_EXPERTS, has_experts
 from .kept import coding_key, kept, step_key, text_key
@@ -254,7 +255,7 @@ def coding_stage(coding: Coding, card: Card, allowed: int = 0) -> Stage:
     smaller = kept_to(coding, room) if room > 0 else None
     if smaller is None:
         return stage
-    with suppress(ValueError):  # a budget that is too small
+    with suppress(BudgetTooSmall):
         found = _coding_stage(smaller, card)
         if found.peak <= allowed:
             return replace(found, up_to=stage.peak)
