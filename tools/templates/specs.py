@@ -117,6 +117,25 @@ Not sure which budget? **Make It Fit** (template *Out of memory - make SDXL fit 
             **strips("12"),
         },
     ),
+    "flux_16bit": Template(
+        title="Flux in 16 bits on 24GB",
+        about="""
+The 16-bit file takes 22 GB, and a card of 24 GB has a desktop on it and a picture to compute. **Make It Fit** keeps
+20 GB of the weights on the card and streams the rest while it computes: nothing is cast, the picture is that of a
+larger card. On a smaller one it keeps less; the plan on its face says how much, and what a step takes.
+
+RAM has to hold model and text encoder, 32 GB together.
+""",
+        stages={
+            "Models": "1 2 3",
+            "Prompt and size": "4 5 6 7",
+            "Plan": "8 9",
+            "Sampling": "10",
+            "Picture": "11 12 13",
+        },
+        nodes={"2": two_clips("flux")},
+        values={"1.unet_name": FLUX, "3.vae_name": FLUX_VAE, "4.text": PROMPT, **picture("7", 1024), "10.steps": 20},
+    ),
     "sd35_text_to_image": Template(
         title="SD 3.5 Large on 16GB",
         about="""
