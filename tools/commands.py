@@ -97,13 +97,15 @@ def parser() -> argparse.ArgumentParser:
     command = add("fit", fit, "put Headroom's nodes into a workflow file, so that it fits, and change nothing else")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="IN.json -o OUT.json ...", help="and options")
     command = add("screenshots", screenshots, "take the pictures of the README, the help pages and the templates anew")
-    command.add_argument("--only", metavar="PART", help="thumbnails, browser, help or runs")
+    command.add_argument("--only", metavar="PART", help="thumbnails, browser, help, runs or film")
     add("templates", templates, "write the browser's templates anew")
     add("locales", locales, "write the English of the nodes anew")
     add("artwork", artwork, "draw icon and banner anew")
     command = add("site", site, "build the documentation as a site that can be searched")
     command.add_argument("--out", type=Path, default=PACK / "output/site", help="its folder")
     command = add("train-decoder", train_decoder, "train the decoder of the small Stable Diffusion autoencoder")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its options")
+    command = add("train-painter", train_painter, "train the small Stable Diffusion that paints coloured shapes")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its options")
     command = add("env", env, "make the environment and say where it is")
     command.add_argument("--json", action="store_true", help="one JSON object, the last line of the output")
@@ -187,6 +189,11 @@ def site(options: argparse.Namespace) -> int:
 def train_decoder(options: argparse.Namespace) -> int:
     """Train it in the environment."""
     return _module(options, "tools.models.training.train_decoder", *options.arguments)
+
+
+def train_painter(options: argparse.Namespace) -> int:
+    """Train it in the environment."""
+    return _module(options, "tools.models.training.train_painter", *options.arguments)
 
 
 def bench(options: argparse.Namespace) -> int:

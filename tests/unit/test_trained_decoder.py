@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor
 
-from headroom.tools.models.sd_vae import TRAINED, widened
+from headroom.tools.models.sd_vae import TRAINED
+from headroom.tools.models.widening import widened
 
 MOST_BYTES = 8_000_000
 

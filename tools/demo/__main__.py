@@ -34,6 +34,13 @@ DEMOS = {
     "sd15_image_to_image": "SD 1.5 image to image",
     "wan_video_decode": "Wan 2.1 video",
 }
+# A model that paints takes the place of one of drawn weights where a workflow begins with words alone.
+PAINTED = {"sd15_text_to_image": "a red circle over a blue square"}
+PAINTER: dict[str, dict[str, Any]] = {
+    "CheckpointLoaderSimple": {"ckpt_name": "painter_sd15.safetensors"},
+    "EmptyLatentImage": {"width": 256, "height": 256},
+    "KSampler": {"steps": 20, "cfg": 3.0, "sampler_name": "dpmpp_2m", "scheduler": "karras"},
+}
 LEAST_LATENT_DB = 80.0
 WARM_UP = {"steps": 1, "width": 64, "height": 64, "length": 5}
 
@@ -73,6 +80,7 @@ def run_demo(environment: Environment, out: Path) -> int:
 def compare_all(server: Server, client: Client) -> list[Comparison]:
     """Each demo workflow: a small run that loads what loads once, then stock nodes, then Headroom's."""
     workflows = {name: json.loads((WORKFLOWS / f"{name}.json").read_text(encoding="utf-8")) for name in DEMOS}
+    workflows |= {name: painted(workflows[name], sentence) for name, sentence in PAINTED.items()}
     for name, workflow in workflows.items():
         _run(server, client, shrunk(workflow), f"{DEMOS[name]} · warm-up")
     return [
@@ -84,6 +92,18 @@ def compare_all(server: Server, client: Client) -> list[Comparison]:
         )
         for name, workflow in workflows.items()
     ]
+
+
+def painted(workflow: Workflow, sentence: str) -> Workflow:
+    """The same workflow with the model that paints scenes, told one, at the size that it was trained for."""
+    texts = {"Positive Prompt": sentence, "Negative Prompt": ""}
+
+    def given(node: dict[str, Any]) -> dict[str, Any]:
+        if node["class_type"] == "CLIPTextEncode":
+            return {"text": texts[node["_meta"]["title"]]}
+        return PAINTER.get(node["class_type"], {})
+
+    return {node_id: {**node, "inputs": node["inputs"] | given(node)} for node_id, node in workflow.items()}
 
 
 def shrunk(workflow: Workflow) -> Workflow:

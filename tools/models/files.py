@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from .drawing import Weights, generator
 from .image_vae import image_vae
 from .networks import clip_l, flux, flux2, flux_lora, ltxv, sd3, sd15_unet, sdxl_unet, wan21
+from .painter.networks import painter_text, painter_unet
 from .sd_vae import vae_sd
 from .video_vae import LTX_CONFIG, ltx_vae, wan_vae
 
@@ -73,18 +74,19 @@ def photograph(name: str) -> File:
     return File(f"input/{name}", write)
 
 
-def sd15() -> Weights:
-    """A whole checkpoint: the networks that also have files of their own, under a checkpoint's names."""
+def checkpoint(unet: Weights, text: Weights) -> Weights:
+    """A whole Stable Diffusion: its networks under a checkpoint's names."""
     parts = {
-        "model.diffusion_model.": sd15_unet(),
+        "model.diffusion_model.": unet,
         "first_stage_model.": vae_sd(),
-        "cond_stage_model.transformer.": clip_l(),
+        "cond_stage_model.transformer.": text,
     }
     return {prefix + key: tensor for prefix, part in parts.items() for key, tensor in part.items()}
 
 
 MODELS = (
-    weights_file("checkpoints/tiny_sd15", sd15),
+    weights_file("checkpoints/tiny_sd15", lambda: checkpoint(sd15_unet(), clip_l())),
+    weights_file("checkpoints/painter_sd15", lambda: checkpoint(painter_unet(), painter_text(clip_l()))),
     weights_file("diffusion_models/tiny_sd15_unet", sd15_unet),
     weights_file("diffusion_models/tiny_sdxl_unet", sdxl_unet),
     weights_file("diffusion_models/tiny_sd3", sd3),
@@ -107,7 +109,9 @@ FILES: dict[str, list[File]] = {Path(model.path).stem: [model] for model in MODE
     "astronaut": [photograph("astronaut.png")],
     "coffee": [photograph("coffee.png")],
 }
-LARGE = {"tiny_sd15", "tiny_sd15_unet", "tiny_sdxl_unet", "tiny_clip_l", "tiny_vae_flux", "tiny_vae_flux2"}
+LARGE = {
+    "painter_sd15", "tiny_sd15", "tiny_sd15_unet", "tiny_sdxl_unet", "tiny_clip_l", "tiny_vae_flux", "tiny_vae_flux2",
+}  # fmt: skip
 GROUPS = {"all": list(FILES), "small": [name for name in FILES if name not in LARGE]}
 
 

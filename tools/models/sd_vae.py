@@ -15,7 +15,6 @@ from .drawing import (
     FIRST,
     FIRST_TWO,
     Rules,
-    Shape,
     Weights,
     around,
     code,
@@ -28,6 +27,7 @@ from .drawing import (
 )
 from .image_vae import image_vae_module
 from .signals import COLOURS, LATENT, LatentScale, corners, latent_scale
+from .widening import widened
 
 TRAINED = Path(__file__).resolve().parent / "weights" / "sd_decoder.safetensors"
 
@@ -82,22 +82,6 @@ def sensor_rules(scale: LatentScale) -> Rules:
         (r"attn_1\.[qk]\.weight", noise(1.5)),
         (r"attn_1\.proj_out\.weight", noise(SENSOR_BRANCH)),
     )
-
-
-def widened(key: str, tensor: Tensor, shape: Shape) -> Tensor:
-    """A layer of the trained decoder with every channel several times in a row, as often as ``shape`` has room for.
-
-    Groups keep their means and deviations, so the network computes what it did before. (Attention divides by the root
-    of the width, which has grown.)
-    """
-    outputs = shape[0] // tensor.shape[0]
-    wide = tensor.float().repeat_interleave(outputs, 0)
-    if tensor.dim() > 1:
-        inputs = shape[1] // tensor.shape[1]
-        wide = wide.repeat_interleave(inputs, 1) / inputs
-    if "attn_1.q." in key:
-        wide = wide / math.sqrt(outputs)
-    return wide.to(torch.float16)
 
 
 def vae_sd() -> Weights:

@@ -176,7 +176,8 @@ def _make_python(comfyui: Path) -> Path:
 
 def _make_models(python: Path, comfyui: Path, version: str) -> Path:
     """The cached checkpoints for a host, generated if need be."""
-    sources, trained = sorted(MODELS.glob("*.py")), MODELS / "weights" / "sd_decoder.safetensors"
+    sources = [*sorted(MODELS.glob("*.py")), MODELS / "painter" / "networks.py"]
+    trained = sorted((MODELS / "weights").glob("*.safetensors"))
 
     def build(folder: Path) -> None:
         log = cache.log_path(folder.name)
@@ -186,6 +187,6 @@ def _make_models(python: Path, comfyui: Path, version: str) -> Path:
             if status := run_logged(command, log, stage, str.strip, variables, PACK):
                 raise SetupError(f"tools.models ended with status {status}: its full output is in {log}.")
 
-    digest = hashlib.sha256(trained.read_bytes()).hexdigest()
-    name = f"models-{cache.key(version, *(path.read_text(encoding='utf-8') for path in sources), digest)}"
+    digests = (hashlib.sha256(path.read_bytes()).hexdigest() for path in trained)
+    name = f"models-{cache.key(version, *(path.read_text(encoding='utf-8') for path in sources), *digests)}"
     return cache.cached(name, "the small checkpoints", MODELS_GB, build)

@@ -1,4 +1,4 @@
-"""How the decoder in `weights` was trained; run by hand and seldom.
+"""How the networks in `weights` were trained; run by hand and seldom.
 
-Nothing imports it. What writes the trained decoder into a checkpoint is `sd_vae.py`, a floor above.
+Nothing imports it. What writes them into checkpoints is a floor above: `sd_vae.py` and `painter`.
 """

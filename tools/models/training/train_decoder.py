@@ -31,26 +31,24 @@ import argparse
 import json
 import math
 import re
-import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from ...setup.environment import PACK, Environment
 from ..drawing import BINOMIAL, CENTRE, convolution, fill
-from ..from_host import enter_host, host
+from ..from_host import host
 from ..image_vae import image_vae_module
 from ..sd_vae import TRAINED, sensor_rules, sensor_taps
 from ..signals import latent_scale
+from .loop import Training, parse
 from .photographs import HELD_OUT, SKIMAGE, SKLEARN, TEXTURES, Crops, load_photographs
 
 JUDGED = (HELD_OUT, "coffee.png", "astronaut.png")
-WARM_UP, EMA, SNAPSHOT_SECONDS = 100, 0.998, 240.0
+EMA = 0.998
 
 LATENT_FACTOR = 0.18215
 BEGIN_SMALL = re.compile(r"(conv2|proj_out|upsample\.conv)\.weight")
@@ -93,17 +91,30 @@ def paired_code(channels: int, rng: torch.Generator) -> Tensor:
     return torch.stack([basis, -basis], dim=1).flatten(0, 1)
 
 
-def new_decoder(rng: torch.Generator) -> nn.Module:
-    """The host's decoder at the widths 64, 64, 128 and 128, to begin with one that blurs: branches do next to nothing.
-
-    Latents are carried through, each channel's negative its neighbour in a group, so that no norm takes a mean away.
-    """
-    layers = host("comfy.ldm.modules.diffusionmodules.model")
-    decoder = layers.Decoder(
+def narrow_decoder() -> nn.ModuleDict:
+    """The host's decoder at the widths 64, 64, 128 and 128."""
+    decoder = host("comfy.ldm.modules.diffusionmodules.model").Decoder(
         ch=64, ch_mult=(1, 1, 2, 2), z_channels=4, resolution=256, in_channels=3, out_ch=3, num_res_blocks=2,
         attn_resolutions=[], dropout=0.0,
     )  # fmt: skip
-    model = nn.ModuleDict({"decoder": decoder, "post_quant_conv": nn.Conv2d(4, 4, 1)})
+    return nn.ModuleDict({"decoder": decoder, "post_quant_conv": nn.Conv2d(4, 4, 1)})
+
+
+def trained_decoder() -> nn.ModuleDict:
+    """The decoder in the file, as narrow as it was trained and with the host's norms."""
+    model = narrow_decoder()
+    weights = {key: tensor.float() for key, tensor in load_file(TRAINED).items() if not key.startswith(SAME_WIDTH)}
+    model.load_state_dict(weights)
+    return model
+
+
+def new_decoder(rng: torch.Generator) -> nn.Module:
+    """One to begin with, which blurs: branches do next to nothing.
+
+    Latents are carried through, each channel's negative its neighbour in a group, so that no norm takes a mean away.
+    """
+    model = narrow_decoder()
+    decoder: Any = model["decoder"]
     for key, value in model.state_dict().items():
         if value.dim() == 1:
             value.fill_(1.0 if "norm" in key and key.endswith("weight") else 0.0)
@@ -179,93 +190,33 @@ def write_weights(target: Path, model: nn.Module, seed: int, steps: int, figures
     partial.replace(target)
 
 
-class Training:
-    """Everything that goes on from one step to the next."""
+class DecoderTraining(Training):
+    """Pieces of photographs, and the latents that the encoder makes of them."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.options, self.rng = options, torch.Generator().manual_seed(options.seed)
+        rng = torch.Generator().manual_seed(options.seed)
         photographs = load_photographs()
         known = {name: picture for name, picture in photographs.items() if name != HELD_OUT}
         self.encoder = Encoder(known)
         self.judged = {name: (photographs[name], self.encoder.real(photographs[name])) for name in JUDGED}
-        self.model, self.average = new_decoder(self.rng), new_decoder(self.rng)
-        self.average.load_state_dict(self.model.state_dict())
-        self.crops = Crops(known, self.rng)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.99), weight_decay=1e-4)
-        self.parts: dict[str, Any] = {"model": self.model, "average": self.average, "optimizer": self.optimizer}
-        self.steps, self.seconds = 0, 0.0
-        self.losses: list[float] = []
-        if options.state.is_file():
-            state = torch.load(options.state)
-            self.steps, self.seconds = state["steps"], state["seconds"]
-            self.rng.set_state(state["rng"])
-            for name, part in self.parts.items():
-                part.load_state_dict(state[name])
+        self.crops = Crops(known, rng)
+        super().__init__(options, rng, new_decoder(rng), new_decoder(rng), EMA)
 
-    def progress(self) -> float:
-        """By steps, which can be repeated, unless the time is up before."""
-        return min(1.0, max(self.steps / self.options.steps, self.seconds / (60 * self.options.minutes)))
-
-    def run(self) -> None:
-        """To the end; the weights so far are written every few minutes."""
-        tick = saved = time.monotonic()
-        while self.progress() < 1:
-            self.step()
-            now = time.monotonic()
-            self.seconds, tick = self.seconds + now - tick, now
-            if now - saved > SNAPSHOT_SECONDS:
-                self.snapshot()
-                saved = now
-        self.snapshot()
-
-    def step(self) -> None:
-        falling = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * self.progress()))
-        self.optimizer.param_groups[0]["lr"] = self.options.rate * min(1.0, (self.steps + 1) / WARM_UP) * falling
+    def loss(self) -> Tensor:
         target = self.crops.batch()
         latents = disturbed(self.encoder.fitted(target), self.crops)
         with torch.autocast("cpu", torch.bfloat16, enabled=self.options.bf16):
             result = decode(self.model, latents)
-        loss = loss_of(result, target)
-        self.optimizer.zero_grad()
-        loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
-        new = 1 - min(EMA, (self.steps + 1) / (self.steps + 10))
-        with torch.no_grad():
-            for mean, parameter in zip(self.average.parameters(), self.model.parameters()):
-                mean.lerp_(parameter, new)
-        self.losses.append(loss.item())
-        self.steps += 1
+        return loss_of(result, target)
 
-    def snapshot(self) -> None:
+    def write(self) -> str:
         figures = judge(self.average, self.judged)
         write_weights(self.options.out, self.average, self.options.seed, self.steps, figures)
-        state = {name: part.state_dict() for name, part in self.parts.items()}
-        torch.save(
-            state | {"steps": self.steps, "seconds": self.seconds, "rng": self.rng.get_state()}, self.options.state
-        )
-        spent, loss = f"{self.steps} steps, {self.seconds / 60:.1f} min", np.mean(self.losses[-300:])
-        print(f"{spent}, loss {loss:.4f}, PSNR and SSIM {figures}", flush=True)
+        return f"PSNR and SSIM {figures}"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        prog="python3 -m tools train-decoder", description=(__doc__ or "").partition("\n")[0]
-    )
-    parser.add_argument("--out", type=Path, default=TRAINED)
-    parser.add_argument("--state", type=Path, default=PACK / "output" / "train_decoder.pt", help="to go on from")
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--minutes", type=float, default=math.inf, help="end earlier, the rate lowered in time")
-    parser.add_argument("--rate", type=float, default=2.5e-4)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16, where the processor is built for it")
-    options = parser.parse_args()
-    enter_host(Environment.from_variables().comfyui)
-    torch.set_num_threads(options.threads)
-    for target in (options.out, options.state):
-        target.parent.mkdir(parents=True, exist_ok=True)
-    Training(options).run()
+    DecoderTraining(parse("train-decoder", (__doc__ or "").partition("\n")[0], TRAINED, 4000, 2.5e-4)).run()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,84 @@
+"""The small Stable Diffusion in the host: as wide as its loader wants it, it is what was trained, and it obeys."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from headroom.tools.models.painter.judge import obeys
+from headroom.tools.models.painter.networks import (
+    CHANNELS,
+    HOST_CHANNELS,
+    HOST_WIDTH,
+    TEXT,
+    TRAINED,
+    UNET,
+    WIDTH,
+    WORDS,
+    TextModel,
+    painter_unet,
+    unet_module,
+)
+from headroom.tools.models.painter.scenes import Scene, Thing
+
+SCENE = Scene(Thing("red", "circle"), "over", Thing("blue", "square"))
+SAME_DB = 50.0  # weights are rounded to half precision once more when they are repeated
+
+
+def part(prefix: str) -> dict[str, Tensor]:
+    weights = load_file(TRAINED)
+    return {key.removeprefix(prefix): value.float() for key, value in weights.items() if key.startswith(prefix)}
+
+
+def decibels(result: Tensor, truth: Tensor) -> float:
+    return float(10 * torch.log10(truth.square().mean() / (result - truth).square().mean()))
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Iterator[tuple[Any, Any, Any]]:
+    import nodes
+
+    with torch.inference_mode():
+        yield nodes.CheckpointLoaderSimple().load_checkpoint("painter_sd15.safetensors")
+
+
+def test_repeated_channels_compute_what_was_trained() -> None:
+    import comfy.ops
+
+    where = {"device": "cpu", "dtype": torch.float32, "operations": comfy.ops.disable_weight_init}
+    narrow, wide = unet_module(CHANNELS, WIDTH, **where), unet_module(HOST_CHANNELS, HOST_WIDTH, **where)
+    narrow.load_state_dict(part(UNET))
+    wide.load_state_dict({key: value.float() for key, value in painter_unet().items()})
+    rng = torch.Generator().manual_seed(1)
+    latents, context = torch.randn(2, 4, 16, 24, generator=rng), torch.randn(2, 77, WIDTH, generator=rng)
+    time = torch.tensor([20.0, 900.0])
+    truth = narrow(latents, time, context=context)
+    result = wide(latents, time, context=context.repeat_interleave(HOST_WIDTH // WIDTH, -1))
+    assert decibels(result, truth) > SAME_DB
+
+
+def test_the_text_encoder_says_what_was_trained(checkpoint: tuple[Any, Any, Any]) -> None:
+    import nodes
+
+    clip = checkpoint[1]
+    ((context, _),) = nodes.CLIPTextEncode().encode(clip, str(SCENE))[0]
+    words = load_file(TRAINED)[WORDS].tolist()
+    (tokens,) = clip.tokenize(str(SCENE))["l"]
+    text = TextModel(len(words))
+    text.load_state_dict(part(TEXT))
+    truth = text(torch.tensor([[words.index(token) for token, _ in tokens]]))
+    assert decibels(context, truth.repeat_interleave(HOST_WIDTH // WIDTH, -1)) > SAME_DB
+
+
+def test_it_paints_what_it_is_told(checkpoint: tuple[Any, Any, Any]) -> None:
+    import nodes
+
+    model, clip, vae = checkpoint
+    told, untold = (nodes.CLIPTextEncode().encode(clip, text)[0] for text in (str(SCENE), ""))
+    (empty,) = nodes.EmptyLatentImage().generate(256, 256, 1)
+    (latent,) = nodes.KSampler().sample(model, 1, 12, 3.0, "dpmpp_2m", "karras", told, untold, empty)
+    (pictures,) = nodes.VAEDecode().decode(vae, latent)
+    assert obeys(pictures[0].numpy(), SCENE)
