@@ -12,12 +12,13 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
 
+from ..demo.__main__ import PAINTED, PAINTER
 from ..server.client import Client
 from ..server.server import PACK_FOLDER, Server, ServerError, unwind_on_terminate
 from ..setup.environment import PACK, Environment
@@ -40,6 +41,8 @@ BARE = {
 THUMBNAIL, THUMBNAIL_SAVED, THUMBNAIL_SCALE = (1200, 760), (720, 456), 0.9
 CLOSE_UP, CLOSE_UP_SAVED, CLOSE_UP_SCALE = (1200, 680), (960, 544), 1.0
 QUALITY = 82
+FILM_SAVED, FRAME_MS, LAST_FRAME_MS, FILM_QUALITY = (1040, 688), 200, 4000, 70
+NOT_YET = "not yet"
 MODEL, GENERATED = "v1-5-pruned-emaonly-fp16.safetensors", "tiny_sd15.safetensors"
 LOAD = "(graph) => app.loadGraphData(graph)"
 # Brings nodes of these types into the middle, or as near to it as leaves nothing empty beside the graph; not larger
@@ -128,7 +131,8 @@ class Run:
         picture: the file in docs/.
         size: of the page.
         shown: types of the nodes that are in the picture.
-        widgets: values by type and index of the widget, which make it small enough for a CPU.
+        widgets: values by type or title, and index of the widget, which make it small enough for a CPU.
+        places: left, top, width and height of the nodes that are left, by type or title; none: all, where they are.
     """
 
     template: str
@@ -136,6 +140,7 @@ class Run:
     size: tuple[int, int]
     shown: Sequence[str]
     widgets: Mapping[tuple[str, int], Any]
+    places: Mapping[str, tuple[int, int, int, int]] = field(default_factory=dict)
 
 
 RUNS = (
@@ -147,6 +152,62 @@ RUNS = (
         {("ImageScale", 1): 512, ("ImageScale", 2): 512, ("VAEDecodeTiled", 0): 256},
     ),
 )
+FILMED = Run(
+    "make_it_fit",
+    "make_it_fit.webp",
+    (1300, 860),
+    ("CheckpointLoaderSimple", "HeadroomFit", "KSampler", "HeadroomReport", "SaveImage"),
+    {
+        ("CheckpointLoaderSimple", 0): PAINTER["CheckpointLoaderSimple"]["ckpt_name"],
+        ("Positive Prompt", 0): PAINTED["sd15_text_to_image"],
+        ("Negative Prompt", 0): "",
+        ("EmptyLatentImage", 0): PAINTER["EmptyLatentImage"]["width"],
+        ("EmptyLatentImage", 1): PAINTER["EmptyLatentImage"]["height"],
+        ("HeadroomFit", 0): PAINTER["KSampler"]["cfg"],
+        ("KSampler", 2): PAINTER["KSampler"]["steps"],
+        ("KSampler", 3): PAINTER["KSampler"]["cfg"],
+        ("KSampler", 4): PAINTER["KSampler"]["sampler_name"],
+        ("KSampler", 5): PAINTER["KSampler"]["scheduler"],
+    },
+    {
+        "CheckpointLoaderSimple": (0, 0, 290, 98),
+        "Positive Prompt": (0, 160, 290, 130),
+        "Negative Prompt": (0, 350, 290, 110),
+        "EmptyLatentImage": (0, 520, 290, 106),
+        "HeadroomFit": (350, 0, 560, 420),
+        "HeadroomReport": (350, 490, 560, 290),
+        "KSampler": (970, 0, 280, 262),
+        "VAEDecode": (970, 330, 280, 46),
+        "SaveImage": (970, 440, 280, 340),
+    },
+)
+
+
+def filled(run: Run) -> dict[str, Any]:
+    """The template with the run's values."""
+    template: dict[str, Any] = json.loads(path_of(run.template).read_text(encoding="utf-8"))
+    for node in template["nodes"]:
+        values = node.get("widgets_values") or []
+        node["widgets_values"] = [GENERATED if value == MODEL else value for value in values]
+        for (name, index), value in run.widgets.items():
+            if name in (node["type"], node.get("title")):
+                node["widgets_values"][index] = value
+    return placed(template, run.places) if run.places else template
+
+
+def placed(template: dict[str, Any], places: Mapping[str, tuple[int, int, int, int]]) -> dict[str, Any]:
+    """Only these nodes, there, and the links between them."""
+    nodes = []
+    for node in template["nodes"]:
+        if place := places.get(node.get("title", ""), places.get(node["type"])):
+            nodes.append({**node, "pos": list(place[:2]), "size": list(place[2:])})
+    left = {node["id"] for node in nodes}
+    links = [link for link in template["links"] if {link[1], link[3]} <= left]
+    kept = {link[0] for link in links}
+    for node in nodes:
+        for output in node.get("outputs", ()):
+            output["links"] = [link for link in output.get("links") or () if link in kept]
+    return {**template, "nodes": nodes, "links": links, "groups": []}
 
 
 def run_picture(browser: Browser, client: Client, run: Run) -> Path:
@@ -154,15 +215,8 @@ def run_picture(browser: Browser, client: Client, run: Run) -> Path:
     Raises:
         ServerError: the prompt failed.
     """
-    template = json.loads(path_of(run.template).read_text(encoding="utf-8"))
-    for node in template["nodes"]:
-        values = node.get("widgets_values") or []
-        node["widgets_values"] = [GENERATED if value == MODEL else value for value in values]
-        for (kind, index), value in run.widgets.items():
-            if node["type"] == kind:
-                node["widgets_values"][index] = value
     with graph_page(browser, client, run.size) as page:
-        show(page, template)
+        show(page, filled(run))
         if (wrong := page.evaluate(RUN)) is not None:
             raise ServerError(f"the prompt of {run.picture} failed: {wrong}")
         page.evaluate(FRAME, [run.shown, 1.0])
@@ -173,6 +227,37 @@ def runs(browser: Browser, client: Client) -> Iterator[Path]:
     """Templates after they have run."""
     for run in RUNS:
         yield run_picture(browser, client, run)
+
+
+def film(browser: Browser, client: Client, run: Run = FILMED) -> Iterator[Path]:
+    """A template while it runs: what changes is shown faster than it was, the end for a while.
+
+    Raises:
+        ServerError: the prompt failed.
+    """
+    with graph_page(browser, client, run.size) as page:
+        show(page, filled(run))
+        page.evaluate(FRAME, [run.shown, 1.0])
+        frames = [frame_of(page)] * 3
+        page.evaluate(
+            f"() => {{ window.ended = {NOT_YET!r}; ({RUN})().then((wrong) => {{ window.ended = wrong; }}); }}"
+        )
+        while (wrong := page.evaluate("window.ended")) == NOT_YET:
+            frames.append(frame_of(page))
+        if wrong is not None:
+            raise ServerError(f"the prompt of {run.picture} failed: {wrong}")
+        page.wait_for_timeout(1500)
+        frames.append(frame_of(page))
+    kept = [frame for frame, before in zip(frames, [None, *frames]) if before is None or frame != before]
+    seconds = [*[FRAME_MS] * (len(kept) - 1), LAST_FRAME_MS]
+    path = DOCS / run.picture
+    kept[0].save(path, save_all=True, append_images=kept[1:], duration=seconds, loop=0, quality=FILM_QUALITY, method=6)
+    yield path
+
+
+def frame_of(page: Page) -> Image.Image:
+    with Image.open(io.BytesIO(page.screenshot())) as picture:
+        return picture.convert("RGB").resize(FILM_SAVED, Image.Resampling.LANCZOS)
 
 
 def template_browser(browser: Browser, client: Client) -> Iterator[Path]:
@@ -187,7 +272,7 @@ def template_browser(browser: Browser, client: Client) -> Iterator[Path]:
 
 
 # The template browser shows the thumbnails.
-PARTS = {"thumbnails": thumbnails, "browser": template_browser, "help": close_ups, "runs": runs}
+PARTS = {"thumbnails": thumbnails, "browser": template_browser, "help": close_ups, "runs": runs, "film": film}
 
 
 # --------------------------------------------------------------------------------------------------------- the page
