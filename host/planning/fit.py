@@ -30,6 +30,7 @@ from ..casting.cast import CastSettings, cast_model
 from ..casting.quantised import why_not
 from ..core.device import GB
 from ..measure.calibrated import workspaces_for
+from ..measure.wrappers import measure_sampling
 from ..offload.block_offload import apply_offload
 from ..offload.budget import budget_of, usual_staging
 from ..prediction.host_answers import answering
@@ -105,6 +106,7 @@ def apply_fit(model: ModelPatcher, vae: Any, fit: Fit) -> tuple[ModelPatcher, An
         raise ValueError("nothing fits: there is no plan to apply")
     plan, chosen = fit.sampling, fit.vae
     result = changed(model, plan.attention, plan.in_turns, plan.storage)
+    measure_sampling(result)  # also where nothing was changed: the report says what it took
     budget = plan.budget(fit.allowed)
     if budget is not None:
         granularity = "block" if plan.prefetches(fit.card, fit.allowed) else "auto"

@@ -281,6 +281,14 @@ class TestReport:
         report = report_of(client.run(other))
         assert "#5 KSampler" not in report.split("Not measured:")[0]
 
+    def test_make_it_fit_measures_what_it_leaves_as_it_is(self, client: Client) -> None:
+        (path,) = (path for path in WORKFLOWS if path.stem == "make_it_fit")
+        graph = json.loads(path.read_text(encoding="utf-8"))
+        graph["6"]["inputs"]["seed"] = 17
+        result = client.run(graph)
+        assert "weights as they are" in result.outputs["5"]["text"][0]
+        assert "#6 KSampler" in report_of(result, "9").split("Not measured:")[0]
+
     def test_two_samplers_on_one_model_are_two_rows(self, client: Client) -> None:
         graph = with_headroom(seed=15)
         graph["12"] = {**graph["5"], "inputs": graph["5"]["inputs"] | {"latent_image": ["5", 0], "denoise": 0.5}}
