@@ -31,7 +31,7 @@ used. The models are loaded by ComfyUI's own loaders from files that have true h
 tokens. SD1.5, SDXL and Wan are sampled with guidance, Flux.1 without. Not measured on a GPU: these are predictions.
 Seconds a step are by the published figures of a card that is sold with so much memory (`memory/speed/documented.py`):
 {cards}.
-"time" is a step's seconds over those of the quickest way with everything on the card."""
+"time" is a step's seconds over those of the same plan with all weights on the card."""
 
 
 def settings_section(cards: tuple[int, ...], folder: Path) -> Section:

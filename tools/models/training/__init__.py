@@ -1,4 +1,4 @@
 """How the networks in `weights` were trained; run by hand and seldom.
 
-Nothing imports it. What writes them into checkpoints is a floor above: `sd_vae.py` and `painter`.
+No test and nothing shipped imports it. What writes them into checkpoints is a floor above: `sd_vae.py` and `painter`.
 """

@@ -18,12 +18,15 @@ A tenth of all pairs is never shown.
 
 How it is judged: pairs held out, each with a seed of its own, 20 steps of DPM++ 2M and a guidance of 3, through the
 autoencoder and `painter.judge`.
+
+The committed weights: 6,880 steps in 93 minutes, two threads, bfloat16, in stages, the recipe becoming what is above:
+uniform times to step 2,231, the noisy end to 5,868, then pictures left out. It was not run from the start as it is.
+98.2 % of 500 were obeyed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 from typing import Any, cast
 
@@ -90,8 +93,8 @@ class PainterTraining(Training):
         rng = torch.Generator().manual_seed(options.seed)
         self.words = Words(sentences=["", *map(str, (*PAIRS, *SINGLES))])
         self.shown, self.held_out = ([scene for scene in PAIRS if scene.held_out == out] for out in (False, True))
-        self.scenes = draw(self.held_out[:8], SIDE, torch.Generator().manual_seed(0)) * 2 - 1
-        self.encoder = Encoder({str(number): picture[None] for number, picture in enumerate(self.scenes)})
+        pictures = draw(self.held_out[:8], SIDE, torch.Generator().manual_seed(0)) * 2 - 1
+        self.encoder = Encoder({str(number): picture[None] for number, picture in enumerate(pictures)})
         self.decoder = trained_decoder()
         self.sampling = host("comfy.model_sampling").ModelSamplingDiscrete()
         self.alphas = 1 / (1 + self.sampling.sigmas**2)
@@ -164,7 +167,8 @@ class PainterTraining(Training):
         return right / count
 
     def write(self) -> str:
-        share = self.obeyed(JUDGED if self.progress() >= 1 else GLANCE)
+        count = JUDGED if self.progress() >= 1 else GLANCE
+        share = self.obeyed(count)
         about = {
             "script": "tools/models/training/train_painter.py", "seed": str(self.options.seed),
             "steps": str(self.steps), "minutes": f"{self.seconds / 60:.0f}", "obeyed": f"{share:.3f}",
@@ -175,7 +179,7 @@ class PainterTraining(Training):
         partial = self.options.out.with_name(self.options.out.name + ".partial")
         save_file(weights, partial, about)
         partial.replace(self.options.out)
-        return f"{share:.1%} of {json.dumps(JUDGED if self.progress() >= 1 else GLANCE)} obeyed"
+        return f"{share:.1%} of {count} obeyed"
 
 
 def main() -> None:
