@@ -29,7 +29,7 @@ from .host_answers import SAME_EXPERTS, has_experts
 from .kept import coding_key, kept, step_key, text_key
 from .networks import CONTROL, hints_encoded, is_followed
 from .step import Step, predict_step
-from .streamed import kept_to, predict_to_file, taken_elsewhere
+from .streamed import kept_to, predict_from_file, predict_to_file, taken_elsewhere
 from .vae import Coding, CodingPrediction, predict_coding
 
 if TYPE_CHECKING:
@@ -263,11 +263,12 @@ def coding_stage(coding: Coding, card: Card, allowed: int = 0) -> Stage:
 
 
 def _coding_stage(coding: Coding, card: Card) -> Stage:
-    vae, to_file = coding.vae, coding.file_budget_gb
+    vae, file_budget = coding.vae, coding.file_budget_gb
 
     def predicted() -> CodingPrediction:
-        if to_file is not None:
-            return predict_to_file(vae, coding.x, card, to_file)
+        if file_budget is not None:
+            by_file = predict_from_file if coding.encodes else predict_to_file
+            return by_file(vae, coding.x, card, file_budget)
         return predict_coding(coding, card, workspaces_for(card))
 
     weights, (frames, disk) = int(vae.patcher.model_size()), taken_elsewhere(coding)

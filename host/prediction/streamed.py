@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...memory.prediction import CannotPredict, Card, Prediction, repeated
+from ...memory.speed.kernels import scaled
 from ...memory.units import format_bytes
 from ...vae import Direction
 from ...vae.exact.chunked import ALIKE
@@ -132,11 +133,48 @@ def predict_to_file(vae: Any, latent: Tensor, card: Card, vram_budget_gb: float)
     in_chunks = latent.ndim == 5 and strips_of(vae.first_stage_model, Direction.DECODE) is not None
     settings = VAESettings(method="exact" if in_chunks else "auto", vram_budget_gb=vram_budget_gb)
     coding = Coding(low_memory_vae(vae, settings), one, file_budget_gb=vram_budget_gb)
-    found_way = predict_coding(coding, card, workspaces_for(card))
-    if "feathered" in found_way.method:  # which this node never takes
-        exact = low_memory_vae(vae, replace(settings, method="exact"))
-        found_way = predict_coding(replace(coding, vae=exact), card, workspaces_for(card))
+    found_way = _never_in_tiles(coding, card)
     return replace(found_way, method=f"{found_way.method}, to a file")
+
+
+def _never_in_tiles(coding: Coding, card: Card) -> CodingPrediction:
+    """In one piece or in strips."""
+    found, settings = predict_coding(coding, card, workspaces_for(card)), coding.vae.headroom_settings
+    if "feathered" not in found.method:
+        return found
+    exact = low_memory_vae(coding.vae, replace(settings, method="exact"))
+    return predict_coding(replace(coding, vae=exact), card, workspaces_for(card))
+
+
+def predict_from_file(vae: Any, pixels: Tensor, card: Card, vram_budget_gb: float) -> CodingPrediction:
+    """Predicts an encode from a file, by the way that the node would take.
+
+    Args:
+        pixels: the frames (T, H, W, C), in the size in which they are encoded.
+        vram_budget_gb: of the node; 0 = what the card has beside what the host reserves.
+
+    Raises:
+        CannotPredict: the autoencoder looks at its data.
+        ValueError: a budget that is too small.
+    """
+    if workers_of(vae):
+        raise CannotPredict(PLANNED_BY_WORKERS)
+    in_chunks = strips_of(vae.first_stage_model, Direction.ENCODE) is not None
+    settings = VAESettings(method="exact" if in_chunks else "auto", vram_budget_gb=vram_budget_gb)
+    coding = Coding(low_memory_vae(vae, settings), pixels, encodes=True, file_budget_gb=vram_budget_gb)
+    if vae.latent_dim == 2 or getattr(vae, "not_video", False):
+        found = _never_in_tiles(replace(coding, x=pixels[:1]), card)
+        work = scaled(found.prediction.work, pixels.shape[0])
+        found = replace(found, prediction=replace(found.prediction, work=work))
+        return replace(found, method=f"{found.method}, frame by frame from a file")
+    if chunks_of(vae.first_stage_model, Direction.ENCODE) is not None:
+        video = pixels[None].movedim(-1, 1)
+        whole = predict_handed_on(vae, video, Direction.ENCODE, card)
+        room = vram_budget_gb * GB if vram_budget_gb else card.seen - card.reserved
+        if whole is not None and whole.weights + whole.activations <= room:
+            return CodingPrediction(whole, "in the module's own chunks, from a file")
+    found = _never_in_tiles(coding, card)
+    return replace(found, method=f"{found.method}, from a file")
 
 
 def kept_to(coding: Coding, budget_gb: float) -> Coding | None:

@@ -52,7 +52,8 @@ class Coding:
         x: latents (B, C, [T,] h, w) to decode, or pixels (B, H, W, C) to encode (``encodes``).
         tiles: how the host's tiled nodes call the VAE; None: untiled.
         follow: the strips that matter, if few, are followed to the byte; else their plan stands, which is a bound.
-        file_budget_gb, file_format: of the node that decodes it straight to a file, 0 = the whole card; None: by none.
+        file_budget_gb, file_format: of the node that decodes it straight to a file, or encodes it straight from one, 0
+            = the whole card; None: by none.
         options: of an autoencoder's own, which the host hands on to its decode.
     """
 
@@ -250,7 +251,7 @@ class _Foretold:
         exact, whole = strips.exact_pass(x, row), self.followed(lambda: self._few_frames(x))
         if self.to_file and exact.chunks is not None:
             exact.along, exact.hold, exact.handed_on = "chunks", geometry.hold, True
-            peak = exact.plan(lambda run: hand_on(run, geometry.vae, x))
+            peak = exact.plan(lambda run: hand_on(run, geometry.vae, x, geometry.direction))
             return _Way("exact, in strips", lambda tracker: None, _Planned(peak), whole)
         planned = _Planned(exact.plan(lambda run: geometry.recorded(run, first)) + strips.gathered_bytes(x))
         planned.flops = 0.0 if is_chunked(exact.along) else exact.flops * geometry.slices(x)

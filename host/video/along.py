@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...memory.accelerator import has_own_memory
 from ...memory.units import format_bytes
+from ...vae import Direction
 from ...vae.exact import ChunkedRun, ExactRun, Hold, PlannedChunks, PlannedRun, Report
 from ..chunks.chunks import Chunks
 
@@ -75,19 +76,19 @@ def maker_of(
     return partial(made, partial(chunks, model), outside=along == OUTSIDE, **on_disk)
 
 
-def hand_on(run: ExactRun, vae: Any, latent: Tensor) -> Tensor:
-    """A video by a run of chunks, which are brought to the device one by one, and whose frames are kept nowhere.
+def hand_on(run: ExactRun, vae: Any, x: Tensor, direction: Direction = Direction.DECODE) -> Tensor:
+    """A video by a run of chunks, which are brought to the device one by one, and of whose results nothing is kept.
 
     Args:
-        latent: (1, C, T, h, w), prepared.
+        x: a latent (1, C, T, h, w) or pixels (1, 3, T, H, W), prepared.
 
     Returns:
-        The latent: there is no result.
+        What it was given: there is no result.
     """
     assert isinstance(run, ChunkedRun)
     run.bring = lambda part: part.to(device=vae.device, dtype=vae.vae_dtype)
-    run.stream(lambda frames: None, vae.first_stage_model.decode, latent)
-    return latent
+    run.stream(lambda frames: None, getattr(vae.first_stage_model, direction.value), x)
+    return x
 
 
 def described(report: Report, along: str, store: torch.dtype | None) -> Iterator[str]:

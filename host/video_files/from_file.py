@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,41 +31,9 @@ from ..vae.room import free_others, give_back
 from ..vae.settings import VAESettings
 from ..vae.wrapper import is_tileable, low_memory_vae, workers_of
 from .host_video import Frames
+from .resizing import Resizing
 
 AT_ONCE = 8  # frames that are read together
-
-
-@dataclass(frozen=True)
-class Resizing:
-    """How frames are brought to a size, as the host's *Upscale Image* does it.
-
-    Attributes:
-        width, height: in pixels; 0 = as the other asks for, or both as they are.
-        method: of the host's.
-        crop: "disabled" or "center".
-    """
-
-    width: int = 0
-    height: int = 0
-    method: str = "lanczos"
-    crop: str = "center"
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        """What frames of a size become."""
-        if not self.width and not self.height:
-            return width, height
-        return (
-            self.width or max(1, round(width * self.height / height)),
-            self.height or max(1, round(height * self.width / width)),
-        )
-
-    def of(self, frames: Tensor) -> Tensor:
-        """Frames (n, H, W, C) in their new size."""
-        height, width = frames.shape[1:3]
-        if self.size(width, height) == (width, height):
-            return frames
-        scaled = comfy.utils.common_upscale(frames.movedim(-1, 1), *self.size(width, height), self.method, self.crop)
-        return scaled.movedim(1, -1)
 
 
 def encode_from_file(vae: Any, frames: Frames, resizing: Resizing, vram_budget_gb: float) -> tuple[Tensor, str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from ...graph.kinds import DECODES, ENCODES, FIT, GUIDERS, SAMPLERS, TO_FILE, TRAIN, VAE
+from ...graph.kinds import DECODES, ENCODES, FIT, FROM_FILE, GUIDERS, SAMPLERS, TO_FILE, TRAIN, VAE
 from ...graph.prompt import Prompt, in_order, is_link, parents_in
 from ...memory.prediction import CannotPredict, Card, Forecast, Stage, require_wanted
 from ..following import files, loading, plain, sounds
@@ -130,7 +130,7 @@ class DryRun:
         """Whether every text, sampling, encode and decode was followed."""
         kinds = {self.workflow[number]["class_type"] for number in self.unknown}
         return not kinds.intersection(
-            (*SAMPLERS, TRAIN, *DECODES, *ENCODES, TO_FILE, *audio.OF_AUDIO, *TEXT, *SONG, *WRITES, VISION)
+            (*SAMPLERS, TRAIN, *DECODES, *ENCODES, TO_FILE, FROM_FILE, *audio.OF_AUDIO, *TEXT, *SONG, *WRITES, VISION)
         )
 
     @property
@@ -180,6 +180,7 @@ def _followers() -> Iterator[tuple[Iterable[str], Follow]]:
     yield (FIT,), sampling.fit
     yield (*DECODES, *ENCODES), coding.code
     yield (TO_FILE,), coding.decode_to_file
+    yield (FROM_FILE,), coding.encode_from_file
     yield (VAE,), coding.wrap
     yield TEXT, encoders.encode_text
     yield SONG, encoders.encode_song

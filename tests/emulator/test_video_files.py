@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,17 @@ from torch import Tensor
 
 from headroom.host.core.device import GB
 from headroom.host.measure.runs import LOG
+from headroom.host.prediction.stages import own_card
+from headroom.host.prediction.streamed import predict_from_file
 from headroom.host.streaming import host_chunks
 from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.host.video.along import OUTSIDE
+from headroom.host.video_files.from_file import encode_from_file
+from headroom.host.video_files.host_video import Frames, video_of
+from headroom.host.video_files.resizing import Resizing
 from headroom.host.video_files.to_file import FileRequest, Written, decode_to_file
 from headroom.memory import Row
-from headroom.video import FrameReader
+from headroom.video import FORMATS, FrameReader, SegmentWriter
 
 from ..host.autoencoders import AUTOENCODERS
 from ..host.families import psnr
@@ -137,3 +143,19 @@ def test_a_budget_is_kept_and_nothing_stays(card: Card, name: str, way: str, mon
     model_management.unload_all_models()
     gc.collect()
     assert card.allocated <= before
+
+
+@pytest.mark.parametrize("name", some_of(["wan21", "sd", "hunyuan_video15", "ltx", "wan22", "cogvideox", "mochi"], 3))
+def test_an_encode_from_a_file_is_foretold(card: Card, name: str, tmp_path: Path) -> None:
+    """As an estimate tells it before there is a file: in the module's chunks, of all frames, or frame by frame."""
+    vae, kind = vae_of(name), AUTOENCODERS[name]
+    pixels = kind.pixels(8 * kind.shrink, 10 * kind.shrink, 9 if name == "sd" else 17)
+    path = tmp_path / "given.mkv"
+    with SegmentWriter(path, FORMATS["mkv ffv1"], pixels.shape[2], pixels.shape[1], Fraction(16)) as writer:
+        writer.add(pixels)
+    for _ in range(2):  # the first time libraries take what they keep for good
+        gc.collect()
+        encode_from_file(vae, Frames(video_of(path)), Resizing(), 0.0)
+    row = LOG.rows("", "")[-1]
+    foretold = predict_from_file(vae, pixels, own_card(vae.device), 0.0).prediction
+    assert row.live == pytest.approx(foretold.live, rel=0.02, abs=2**20)

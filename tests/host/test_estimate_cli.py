@@ -209,6 +209,26 @@ def test_where_decoded_frames_lie() -> None:
 
 
 @pytest.mark.usefixtures("models")
+def test_a_video_that_is_not_there_yet_is_encoded_in_its_size() -> None:
+    """Of a file that a decode before it will write, the size is known."""
+    workflow = {
+        "1": node("VAELoader", vae_name="full_wan_vae.safetensors"),
+        "2": node("EmptyHunyuanLatentVideo", width=64, height=48, length=33, batch_size=1),
+        "3": node("HeadroomVAEDecodeVideo", samples=["2", 0], vae=["1", 0], fps=16.0, format="mkv ffv1",
+                  filename_prefix="x"),
+        "4": node("Video Slice", video=["3", 0], start_time=0.0, duration=1.0625, strict_duration=False),
+        "5": node("HeadroomVAEEncodeVideo", video=["4", 0], vae=["1", 0], width=128, height=0,
+                  upscale_method="lanczos", crop="center"),
+        "6": node("HeadroomVAEDecode", samples=["5", 0], vae=["1", 0], method="auto", vram_budget_gb=0.0, tile_size=0,
+                  overlap=64, feather="cosine", temporal_size=0, temporal_overlap=16, batch_slice=0, store="same"),
+    }  # fmt: skip
+    found = answer(workflow)
+    assert [(stage.work, stage.node) for stage in found.stages] == [("decode", "3"), ("encode", "5"), ("decode", "6")]
+    assert found.stages[1].method == "in the module's own chunks, from a file"
+    assert found.ram_frames == 17 * 128 * 96 * 3 * 4, "17 frames, twice as large"
+
+
+@pytest.mark.usefixtures("models")
 def test_a_budget_on_a_card_that_is_not_here() -> None:
     """Its report says how fast weights get to the card: to one that is only asked about, nothing is copied."""
     workflow = sd15()

@@ -25,9 +25,10 @@ from headroom.host.streaming.source import State
 from headroom.host.vae import geometry
 from headroom.host.vae.geometry import Geometry
 from headroom.host.video_files import to_file
-from headroom.host.video_files.from_file import Resizing, encode_from_file
+from headroom.host.video_files.from_file import encode_from_file
 from headroom.host.video_files.host_video import Frames, video_of
 from headroom.host.video_files.output import unfinished
+from headroom.host.video_files.resizing import Resizing
 from headroom.host.video_files.segments import Segments
 from headroom.host.video_files.to_file import FileRequest, Written, decode_to_file
 from headroom.memory.on_disk import KEEP_FREE

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ....graph.kinds import ENCODES
@@ -15,13 +16,15 @@ from ...planning.decode_in_graph import tiled_arguments
 from ...prediction.networks import ShapesOfVAE, latent_like, pixels_like
 from ...prediction.vae import Coding
 from ...vae.wrapper import LowMemoryVAE, low_memory_vae
+from ...video_files.resizing import Resizing
 from ..calling import Outputs
+from ..files import Footage
 from ..findings import NOTHING, Findings
-from ..inputs import Inputs, of_the_workflow, vae_settings
+from ..inputs import Inputs, NotFollowed, of_the_workflow, vae_settings
 from .audio import latent_of_sound
 
 VAES = ("vae", "audio_vae")  # inputs by which nodes encode within
-SOUND_DIMENSIONS = 3
+SOUND_DIMENSIONS = COLOURS = 3
 
 
 def code(found: Findings, kind: str, inputs: Inputs) -> Outputs:
@@ -43,12 +46,33 @@ def code(found: Findings, kind: str, inputs: Inputs) -> Outputs:
 
 
 def decode_to_file(found: Findings, kind: str, inputs: Inputs) -> Outputs:
-    """Our decode to a video file, which gives nothing that is followed."""
-    budget = inputs.number("vram_budget_gb") if "vram_budget_gb" in inputs else 0.0
-    x = first_part(inputs.latent("samples")["samples"])
+    """Our decode to a video file: of that only the size is known."""
+    vae, x = inputs.vae(), first_part(inputs.latent("samples")["samples"])
     form = str(inputs.get("format", ""))
-    found.add_coding(Coding(inputs.vae(), x, file_budget_gb=budget, file_format=form))
-    return NOTHING
+    if found.predicts:
+        found.add_coding(Coding(vae, x, file_budget_gb=_budget(inputs), file_format=form))
+    with found.mode:
+        frames, height, width, _ = pixels_like(vae, x).shape
+    return Footage(frames, width, height, inputs.number("fps")), *NOTHING
+
+
+def encode_from_file(found: Findings, kind: str, inputs: Inputs) -> Outputs:
+    """Our encode of a video, which it reads window by window."""
+    vae, video = inputs.vae(), inputs["video"]
+    if not isinstance(video, Footage):
+        raise NotFollowed(f"{kind}: video gets no video")
+    sides = (int(inputs.number(side)) for side in ("width", "height"))
+    width, height = Resizing(*sides).size(video.width, video.height)
+    with found.mode:
+        pixels = torch.empty(video.frames, height, width, COLOURS)
+    if found.predicts:
+        found.add_coding(Coding(vae, pixels, encodes=True, file_budget_gb=_budget(inputs)))
+    with found.mode:
+        return {"samples": latent_like(vae, pixels)}, *NOTHING
+
+
+def _budget(inputs: Inputs) -> float:
+    return inputs.number("vram_budget_gb") if "vram_budget_gb" in inputs else 0.0
 
 
 def wrap(found: Findings, kind: str, inputs: Inputs) -> Outputs:
