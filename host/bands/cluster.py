@@ -52,10 +52,13 @@ class RayCrew:
 
     Attributes:
         workers: those that are there.
+        gone: errors that say that one of them is there no more.
     """
 
     def __init__(self, named: NamedCluster) -> None:
         self.named, self.ray = named, join(named)
+        # The latter is no kind of the former: of a worker that Ray ended, since its machine is short of memory.
+        self.gone = self.ray.exceptions.RayActorError, self.ray.exceptions.OutOfMemoryError
         self.keys: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
         from . import carried
 
@@ -91,7 +94,11 @@ class RayCrew:
             if len(crew) != len(self.workers):
                 continue
             budgets = [one.budget * narrowed.get(id(one), 1.0) for one in crew]
-            answers = self._answers(crew, key, task, budgets)
+            try:
+                answers = self._answers(crew, key, task, budgets)
+            except self.gone:  # not one of them, or it would be left out: where they leave things for each other
+                task.notice("what the workers had left for each other is gone: computed again")
+                continue
             if dead := [one for one, answer in zip(crew, answers) if answer["status"] == "dead"]:
                 self._leave_out(dead, task)
                 continue
@@ -176,7 +183,7 @@ class RayCrew:
         for one, reference in zip(lacking, loading):
             try:
                 weights = self.ray.get(reference)
-            except self.ray.exceptions.RayActorError:
+            except self.gone:
                 self._leave_out([one], task)
                 continue
             one.loaded, one.budget = key, one.given - weights
@@ -225,7 +232,7 @@ class RayCrew:
     def _answer(self, reference: Any) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = self.ray.get(reference)
-        except self.ray.exceptions.RayActorError:
+        except self.gone:
             return {"status": "dead"}
         except self.ray.exceptions.RayError as error:
             return {"status": "failed", "why": str(error)}

@@ -35,6 +35,7 @@ def ray_cluster(cpus: int, comfyui: Path, pack: Path) -> Iterator[tuple[str, Pat
         **os.environ, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token), "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "HEADROOM_COMFYUI": str(comfyui), "HEADROOM_PACK": str(pack),
         "OMP_NUM_THREADS": "1", MARK: str(folder), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_memory_monitor_refresh_ms": "0",  # other tests take of the memory by which it would end workers
         "RAY_worker_niceness": "0",  # by itself 15: beside other tests its processes would hardly run
     }  # fmt: skip
     command = [

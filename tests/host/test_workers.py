@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,9 @@ from headroom.host.streaming.bands import InBands
 from headroom.host.vae import coding
 from headroom.host.vae.fallback import BudgetTooSmall, CannotBeExact
 from headroom.host.video_files import to_file
-from headroom.host.video_files.from_file import Resizing, encode_from_file
+from headroom.host.video_files.from_file import encode_from_file
 from headroom.host.video_files.host_video import Frames
+from headroom.host.video_files.resizing import Resizing
 from headroom.tools.server.client import Client, PromptFailed, Result, Workflow
 from headroom.tools.server.server import Server
 from headroom.vae.exact import CannotRecord, StoreOverflow
@@ -45,7 +46,7 @@ from ..nightly import NIGHTLY, some_of
 from .autoencoders import AUTOENCODERS
 from .conftest import ENVIRONMENT
 from .families import psnr
-from .ray_cluster import end, ray_cluster
+from .ray_cluster import end, processes_of, ray_cluster
 from .test_exact_vae import decoded, exact, goes_its_own_way, input_of, last_lines, last_row, run, stock
 from .test_streaming import stock as stock_frames
 from .test_video_files import eight_bits, read, request, video_of
@@ -163,7 +164,13 @@ def test_one_that_runs_out_of_memory_gets_a_lower_band(crew: RayCrew, monkeypatc
     assert "ran out of memory: tried again with a lower band" in last_row().notices[0]
 
 
-def test_a_killed_worker_s_band_is_computed_by_the_others(crew: RayCrew) -> None:
+@pytest.mark.parametrize("called", ["ActorDiedError", "OutOfMemoryError"])
+def test_a_killed_worker_s_band_is_computed_by_the_others(
+    crew: RayCrew, called: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever Ray calls it: it ends one of its own where its machine is short of memory."""
+    if called == "OutOfMemoryError":
+        monkeypatch.setattr(crew.ray, "get", calling_it_out_of_memory(crew.ray))
     x, expected = large()
     one = crew.workers[1]
     process = crew.ray.get(one.actor.process.remote())
@@ -180,6 +187,37 @@ def test_a_killed_worker_s_band_is_computed_by_the_others(crew: RayCrew) -> None
     assert last_row().notices == [f"{one.name} is gone: computed again by the other {WORKERS - 1}"]
     assert f"bands of {WORKERS - 1} workers" in last_lines()
     assert torch.equal(result, decoded(exact("sd", workers=NAME, tile_size=16), x)), "as if there had been two"
+
+
+def calling_it_out_of_memory(ray: Any) -> Callable[..., Any]:
+    original = ray.get
+
+    def get(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(*args, **kwargs)
+        except ray.exceptions.RayActorError as error:
+            raise ray.exceptions.OutOfMemoryError(str(error)) from error
+
+    return get
+
+
+def test_what_they_leave_for_each_other_is_killed(crew: RayCrew) -> None:
+    """All compute again, once."""
+    x, expected = large()
+    killed = threading.Event()
+
+    def kill(share: float, out: Any) -> None:
+        if share > 0.2 and not killed.is_set():
+            killed.set()
+            theirs = processes_of(Path(crew.named.token_file).parent)
+            (board,) = (one for one in theirs if one.name().startswith("ray::Board"))
+            board.kill()
+
+    result = decode_watched(x, kill)
+    assert killed.is_set()
+    assert psnr(result, expected) >= NEAR_ENOUGH
+    assert last_row().notices == ["what the workers had left for each other is gone: computed again"]
+    assert f"bands of {WORKERS} workers" in last_lines()
 
 
 def test_a_video_to_a_file(crew: RayCrew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
