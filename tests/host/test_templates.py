@@ -47,7 +47,7 @@ REAL = {"CheckpointLoaderSimple", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoa
 # Widgets that differ: names of files, texts, sizes, and what depends on the size of a picture or a model.
 NAMES = {"ckpt_name", "unet_name", "vae_name", "lora_name", "image", "text"}
 SIZES = {"width", "height", "length", "steps", "cfg", "scale_by", "tile_size", "overlap", "min_tokens", "slice_rows"}
-SIZES |= {"slice_sizes", "strength_model", "vram_budget_gb", "method", "format", "rank", "training_dtype", "lora_dtype"}
+SIZES |= {"backend", "slice_sizes", "strength_model", "vram_budget_gb", "method", "format", "rank", "training_dtype", "lora_dtype"}
 
 
 # Of a template, a node whose saved values have another order where it lacks an input: older hosts' Train LoRA.

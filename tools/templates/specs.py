@@ -140,14 +140,15 @@ RAM has to hold model and text encoder, 32 GB together.
         title="SD 3.5 Large on 16GB",
         about="""
 **Layerwise Casting** stores the 8-billion-parameter model in 8 bits with scales; norms, embedders, first and last
-layers stay as they are. **Attention by Block and Step** with `sliced` computes a few query rows at a time, so that
-attention's memory no longer grows with the square of the tokens; with `slice_rows` 0 it finds their number itself.
+layers stay as they are. **Attention by Block and Step** at `auto` takes the fastest exact kernel that this card has. One
+that has none takes `sliced`, slower: a few query rows at a time, so that memory does not grow with the square of the
+tokens; with `slice_rows` 0 it finds their number itself.
 
 The checkpoint asks you to accept its licence where it is offered.
 """,
         stages={
             "Models": "1 2",
-            "8 bits, sliced attention": "4 5",
+            "8 bits, attention": "4 5",
             "Prompt and size": "6 7 8",
             "Sampling": "9",
             "Picture": "10 11 12",
@@ -163,6 +164,7 @@ The checkpoint asks you to accept its licence where it is offered.
         values={
             "6.text": PROMPT,
             "7.text": NEGATIVE,
+            "5.backend": "auto",
             "5.slice_rows": 0,
             **picture("8", 1024),
             "9.steps": 20,
