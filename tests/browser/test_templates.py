@@ -46,7 +46,7 @@ PLACES = """app.rootGraph.nodes.map((node) => {
   return shown ? [node.title, shown.left, shown.top, shown.right, shown.bottom]
     : [node.title, x, y - LiteGraph.NODE_TITLE_HEIGHT, x + width, y + height];
 })"""
-LEAST_ZOOM = 0.48  # of the largest, with the tables of a training; most open at 0.55 to 0.6 on a screen like this
+LEAST_ZOOM = 0.6  # below 0.572 a canvas draws no texts: they would be smaller than 8 pixels
 
 
 def open_template(page: Page, name: str) -> None:

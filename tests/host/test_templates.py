@@ -176,7 +176,7 @@ def test_reports_have_room_for_their_text(saved: Workflow) -> None:
     sentences = {"HeadroomCast", "HeadroomCastCLIP", "HeadroomOffload", "HeadroomTraining"}
     for one in saved["nodes"]:
         if one["type"] in tables | sentences:
-            least = (560, 380) if one["type"] in tables else (420, 330)
+            least = (560, 380) if one["type"] in tables else (390, 330)
             assert one["size"][0] >= least[0]
             assert one["size"][1] >= least[1]
 

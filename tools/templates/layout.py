@@ -10,7 +10,7 @@ Size = tuple[int, int]
 Corner = tuple[int, int]
 Links = Sequence[tuple[str, str]]  # from a node to a node
 
-TITLE, GAP, MARGIN, HEADING = 30, 26, 20, 45  # of a node, between nodes, of a group, above its nodes
+TITLE, GAP, MARGIN, HEADING = 30, 16, 10, 36  # of a node, between nodes, of a group, above its nodes
 VIEW, SHARE = (1600, 900), 0.75  # pixels of a screen that is not large; of which a template takes so much when it opens
 HEIGHTS = range(300, 1200, 25)  # of a column of nodes at the most, that are tried
 
@@ -58,9 +58,15 @@ def place(sizes: Mapping[str, Size], links: Links, stages: Sequence[Sequence[str
 
 def _ways(sizes: Mapping[str, Size], links: Links, stages: Sequence[Sequence[str]], note: Size) -> Iterator[Layout]:
     blocks = {height: [_block(stage, sizes, links, height) for stage in stages] for height in HEIGHTS}
-    for above, below, cut, beside_both in product(HEIGHTS, HEIGHTS, range(1, len(stages) + 1), (False, True)):
-        rows = [blocks[above][:cut], blocks[below][cut:]]
-        yield _in_rows([row for row in rows if row], note, beside_both)
+    for above, below, cut in product(HEIGHTS, HEIGHTS, range(1, len(stages) + 1)):
+        rows = [row for row in (blocks[above][:cut], blocks[below][cut:]) if row]
+        for beside_both in (False, True):
+            yield _in_rows(rows, note, beside_both)
+    firsts = {block.size: block for (block, *_) in blocks.values()}
+    for above, below, cut in product(HEIGHTS, HEIGHTS, range(2, len(stages) + 1)):
+        rows = [row for row in (blocks[above][1:cut], blocks[below][cut:]) if row]
+        for first in firsts.values():
+            yield _in_rows(rows, note, True, first)
 
 
 def _block(stage: Sequence[str], sizes: Mapping[str, Size], links: Links, most: int) -> _Block:
@@ -78,19 +84,28 @@ def _block(stage: Sequence[str], sizes: Mapping[str, Size], links: Links, most: 
     return _Block(corners, (left + width + 2 * MARGIN, bottom + MARGIN))
 
 
-def _in_rows(rows: Sequence[Sequence[_Block]], note: Size, beside_both: bool) -> Layout:
-    """Row below row; of two the second begins right of the note only if that reaches beside it."""
+def _in_rows(
+    rows: Sequence[Sequence[_Block]], note: Size, beside_both: bool, first: _Block | None = None
+) -> Layout:
+    """Row below row; of two the second begins right of the note only if that reaches beside it. ``first`` stands below
+    the note."""
     note_width, note_height = note[0] + GAP, note[1] + TITLE
     corners: dict[str, Corner] = {}
+    if first is not None:
+        corners = {node: (x, note_height + GAP + y) for node, (x, y) in first.corners.items()}
+        note_width, note_height = max(note_width, first.size[0] + GAP), note_height + GAP + first.size[1]
     width = top = 0
     for number, row in enumerate(rows):
         left = note_width if beside_both or not number else 0
-        for block in row:
-            corners |= {node: (left + x, top + y) for node, (x, y) in block.corners.items()}
-            left += block.size[0] + GAP
         high = max(block.size[1] for block in row)
+        wide = below = 0  # of what stands in the column that is being filled
+        for block in row:
+            if below + block.size[1] > high:
+                left, wide, below = left + wide + GAP, 0, 0
+            corners |= {node: (left + x, top + below + y) for node, (x, y) in block.corners.items()}
+            wide, below = max(wide, block.size[0]), below + block.size[1] + GAP
         top += max(high, 0 if beside_both or number else note_height) + GAP
-        width = max(width, left - GAP)
+        width = max(width, left + wide)
     return Layout(corners, (0, TITLE), (width, max(top - GAP, note_height)))
 
 

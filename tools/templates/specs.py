@@ -102,8 +102,7 @@ Not sure which budget? **Make It Fit** (template *Out of memory - make SDXL fit 
         stages={
             "Models": "1 2 3",
             "8 bits and a budget": "4 5 6",
-            "Prompt and size": "7 8 9 10",
-            "Sampling": "11",
+            "Prompt, size, sampling": "7 8 9 10 11",
             "Picture": "12 13 14",
         },
         nodes={"2": two_clips("flux")},

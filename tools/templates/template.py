@@ -23,17 +23,18 @@ from .specs import TEMPLATES
 
 WORKFLOWS = PACK / "workflows"
 ROW, WIDGET = 20, 24  # heights of a slot and of a widget
-ROOM = 1.4  # the newer look needs that much more height for both
-WIDTH, TEXT_WIDTH = 300, 340  # of nodes; of those with a text to write
-TEXT, PICTURE = 110, 260  # heights of a text to write, and of a picture on a node
+ROOM = 1.15  # the newer look needs that much more height for both
+WIDTH, TEXT_WIDTH = 264, 340  # of nodes; of those with a text to write
+TEXT, PICTURE = 110, 220  # heights of a text to write, and of a picture on a node
 # Of nodes that show a text: what a face with a table needs, and one with some sentences.
-TABLE, SENTENCES = (560, 380), (420, 330)
+TABLE, SENTENCES = (560, 380), (390, 330)
 FACES = dict.fromkeys(("Report", "Estimate", "Fit", "Compare"), TABLE) | dict.fromkeys(
     ("Cast", "CastCLIP", "Offload", "Training"), SENTENCES
 )
 SHOWING_PICTURES = ("LoadImage", "SaveImage", "PreviewImage", "ImageCompare", "SaveVideo", "HeadroomVAEDecodeVideo")
-LONG_NAMES = ("HeadroomLocalAttention",)  # of widgets: it does not get narrower
-NOTE, NOTE_WIDTH, NOTE_LINE, LETTERS = "MarkdownNote", 440, 22, 56  # letters in a line of a note
+# What does not get narrower, by the names of its widgets or its own.
+WIDTHS = {"HeadroomLocalAttention": TEXT_WIDTH, "HeadroomVAEDecodeVideo": 300, "HeadroomVAEDecode": 290}
+NOTE, NOTE_WIDTH, NOTE_LINE, LETTERS = "MarkdownNote", 390, 15, 50  # letters in a line of a note
 NOTE_COLOURS = {"color": "#432", "bgcolor": "#653"}
 GROUP_COLOUR = "#3f789e"
 CONTROL = "randomize"  # what the widget behind a seed says
@@ -203,11 +204,12 @@ class _Drawing:
         texts = sum(bool(one.options.get("multiline")) for one in widgets)
         rows = max(len(inputs) - len(widgets), len(self._outputs(number)))
         height = round(room * (6 + ROW * rows + (8 + WIDGET * shown if shown else 0))) + (TEXT - WIDGET) * texts
+        width = WIDTHS.get(kind, TEXT_WIDTH if texts else WIDTH)
         if kind in SHOWING_PICTURES:
-            return WIDTH, height + PICTURE
+            return width, height + PICTURE
         if (face := FACES.get(kind.removeprefix("Headroom"))) is not None and kind.startswith("Headroom"):
             return face[0], max(face[1], height + TEXT)
-        return TEXT_WIDTH if texts or kind in LONG_NAMES else WIDTH, height
+        return width, height
 
     def _group(self, number: int, title: str) -> Node:
         inside = self.stages[title]
