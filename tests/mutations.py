@@ -1415,13 +1415,18 @@ VAES = (
         ),
         (
             "strips: results of a batch left out of the budget",
-            "            self.room.for_work() - gathered,\n",
-            "            self.room.for_work(),\n",
+            "self.vae, self.room.for_work() - gathered, half,",
+            "self.vae, self.room.for_work(), half,",
         ),
         (
             "strips: a plan is not kept for later decodes",
-            "            plans=remembered(module),\n",
-            "",
+            ", plans=remembered(module),",
+            ",",
+        ),
+        (
+            "strips: where the lowest have no room, a video goes on in no other way",
+            "self._turn_to_frames(call, DoesNotFit(int(self.planned)), least)",
+            "raise DoesNotFit(int(self.planned))",
         ),
     ),
     *_of(
@@ -2266,7 +2271,7 @@ WORKFLOWS = (
         "host/test_cancel.py",
         (
             "the search of a plan is deaf to a cancel",
-            "            on_search=model_management.throw_exception_if_processing_interrupted,\n",
+            "on_search=model_management.throw_exception_if_processing_interrupted, ",
             "",
         ),
     ),

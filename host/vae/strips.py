@@ -27,7 +27,7 @@ from ...vae.exact import (
     Schedule,
     StoreOverflow,
     UnbrokenRun,
-)
+)  # fmt: skip
 from ...vae.exact.engine import zeros
 from ...vae.exact.planning.card import figures_of
 from ...vae.exact.planning.device import Figures
@@ -40,10 +40,11 @@ from ..chunks.families import strips_of
 from ..core.compat import is_out_of_memory
 from ..measure.calibrated import in_strips, workspaces_on
 from ..measure.runs import notice
-from ..video.along import described, first_way, is_chunked, maker_of, others
+from ..video.along import ALONG, OUTSIDE, described, first_way, is_chunked, maker_of, others
 from .geometry import Geometry
 from .room import NoRoom, NotExact, Room, Rungs, free_others, give_back
 
+NARROWER = 0.9  # of what memory ran out with, for another way that is to need less
 Run = TypeVar("Run", bound=ExactRun)
 
 
@@ -71,22 +72,13 @@ class StripCoder:
         module, one_video = self.vae.first_stage_model, x.ndim == 5 and x.shape[2] > 1
         one_video = one_video and min(x.shape[0], geometry.slice_step(x)) == 1
         chunks = strips_of(module, geometry.direction) if one_video else None
+        half = torch.float16 if geometry.settings.store == "float16" and dtype.itemsize > 2 else None
+        workspace = in_strips(workspaces_on(self.vae.device) if self.workspaces is None else self.workspaces)
         return ExactPass(
-            self.vae,
-            self.room.for_work() - gathered,
-            torch.float16 if geometry.settings.store == "float16" and dtype.itemsize > 2 else None,
-            geometry.strip_rows(),
-            row,
-            self.room.make,
-            gathered,
-            one_video,
-            chunks,
-            in_strips(workspaces_on(self.vae.device) if self.workspaces is None else self.workspaces),
-            geometry.result,
-            geometry.hold if geometry.holds_on_disk else None,
-            along=first_way(chunks),
-            plans=remembered(module),
-        )
+            self.vae, self.room.for_work() - gathered, half, geometry.strip_rows(), row, self.room.make, gathered,
+            one_video, chunks, workspace, geometry.result, geometry.hold if geometry.holds_on_disk else None,
+            along=first_way(chunks), plans=remembered(module),
+        )  # fmt: skip
 
     def gathered_bytes(self, x: Tensor) -> int:
         """Bytes that the results of all slices take on the VAE's device. A single slice's is counted by the engine."""
@@ -179,7 +171,7 @@ class ExactPass:
                 continue
             except DoesNotFit as error:
                 if not rungs.failures:
-                    self._turn_to_frames(call, error)
+                    self._turn_to_frames(call, error, self.budget)
                     continue
                 least = error.least
             except CannotRecord as error:
@@ -195,13 +187,16 @@ class ExactPass:
             if least is not None:
                 rungs.rise_to(least)
             else:
-                self._climb_down(rungs)
+                self._climb_down(rungs, call)
         self.report = run.report
         return out
 
-    def _turn_to_frames(self, call: Callable[[ExactRun], Tensor], error: DoesNotFit) -> None:
+    def _turn_to_frames(self, call: Callable[[ExactRun], Tensor], error: DoesNotFit, budget: float) -> None:
         """Strips of rows hold a few rows of every frame, so that a long video has no room for them: from now on in
         chunks of frames, where the host has some, or cut along frames, if all of it can be followed so and fits.
+
+        Args:
+            budget: to fit.
 
         Raises:
             DoesNotFit: none fits; with the least of all, and what is gathered.
@@ -211,7 +206,7 @@ class ExactPass:
         for way in others(was, *of_kind) if self.has_frames else ():
             self.along = way
             try:
-                self.without_data(call, UnbrokenRun)
+                self.without_data(call, UnbrokenRun, budget)
                 return
             except DoesNotFit as other:
                 least = min(least, other.least)
@@ -220,16 +215,24 @@ class ExactPass:
         self.along = was
         raise DoesNotFit(least + self.gathered) from error
 
-    def _climb_down(self, rungs: Rungs) -> None:
-        """After a failure to allocate. Raises :class:`NoRoom` where no rung is left."""
+    def _climb_down(self, rungs: Rungs, call: Callable[[ExactRun], Tensor]) -> None:
+        """After a failure to allocate. Raises :class:`NoRoom` where no rung is left, in no other way either."""
         if rungs.failures == 0 and free_others(self.vae.patcher):
             rungs.failures = 1
             notice(self.row, "out of memory: tried again without the other models on the device")
             return
         self.rows = self.frames = 0  # the height that was asked for gives way
-        if not rungs.lower(self.planned):
-            raise NoRoom(self.planned)
-        notice(self.row, "out of memory: tried again with lower strips")
+        if rungs.lower(self.planned):
+            notice(self.row, "out of memory: tried again with lower strips")
+            return
+        least = NARROWER * self.planned
+        try:
+            self._turn_to_frames(call, DoesNotFit(int(self.planned)), least)
+        except DoesNotFit:
+            raise NoRoom(self.planned) from None
+        rungs.rise_to(least)
+        aside = ", what is kept from chunk to chunk in host memory" if self.along == OUTSIDE else ""
+        notice(self.row, f"out of memory: tried again in {ALONG[self.along]}{aside}")
 
     def plan(self, call: Callable[[ExactRun], Tensor]) -> int:
         """Bytes of a slice at its peak, as planned: for a VAE without data, nothing is computed.
@@ -240,7 +243,7 @@ class ExactPass:
         try:
             report = self.without_data(call, PlannedRun).report
         except DoesNotFit as error:
-            self._turn_to_frames(call, error)
+            self._turn_to_frames(call, error, self.budget)
             report = self.without_data(call, PlannedRun).report
         self.flops = sum(schedule.flops for schedule in report.schedules)
         return report.peak
@@ -254,8 +257,9 @@ class ExactPass:
         """
         return None if is_chunked(self.along) else self.without_data(call, FollowedRun).left
 
-    def without_data(self, call: Callable[[ExactRun], Tensor], kind: type[Run]) -> Run:
-        run: Run = self._prepared(self.budget, lambda done, out: None, kind)
+    def without_data(self, call: Callable[[ExactRun], Tensor], kind: type[Run], budget: float | None = None) -> Run:
+        """A run of a kind that computes nothing; ``budget``: where it is another than that of the pass."""
+        run: Run = self._prepared(self.budget if budget is None else budget, lambda done, out: None, kind)
         try:
             call(run)
         except CannotRecord as error:
@@ -270,22 +274,15 @@ class ExactPass:
         on_strip: Callable[[float, Tensor | None], None],
         kind: type[Run] = ExactRun,  # type: ignore[assignment]
     ) -> Run:
+        rows = self.rows if self.along == first_way(self.chunks) else 0
         return maker_of(kind, self.chunks, self.vae.first_stage_model, self.along, self.hold)(
-            budget,
-            store=self.store,
-            rows=self.frames if self.along == "frames" else self.rows if self.along == first_way(self.chunks) else 0,
-            along="frames" if self.along == "frames" else "rows",
-            out_device=self.vae.output_device,
-            out_dtype=torch.float32,
-            on_strip=on_strip,
-            on_search=model_management.throw_exception_if_processing_interrupted,
-            on_plan=self._ask_host,
-            attend=attend,
-            owned=list(self.vae.first_stage_model.parameters()),
-            plans=self.plans,
-            figures=self._figures(),
+            budget, store=self.store, rows=self.frames if self.along == "frames" else rows,
+            along="frames" if self.along == "frames" else "rows", out_device=self.vae.output_device,
+            out_dtype=torch.float32, on_strip=on_strip,
+            on_search=model_management.throw_exception_if_processing_interrupted, on_plan=self._ask_host, attend=attend,
+            owned=list(self.vae.first_stage_model.parameters()), plans=self.plans, figures=self._figures(),
             new=self.new,
-        )
+        )  # fmt: skip
 
     def _figures(self) -> Figures:
         return figures_of(self.vae.device, link_speed(self.vae.device), self.workspace)

@@ -25,6 +25,7 @@ from headroom.host.video_files.host_video import Frames, video_of
 from headroom.host.video_files.resizing import Resizing
 from headroom.host.video_files.to_file import FileRequest, Written, decode_to_file
 from headroom.memory import Row
+from headroom.vae.exact import ExactRun
 from headroom.video import FORMATS, FrameReader, SegmentWriter
 
 from ..host.autoencoders import AUTOENCODERS
@@ -34,6 +35,7 @@ from .conftest import Card
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CELLS = (8, 10)
+ENOUGH_FOR_ONE_FRAME = 25 * 2**20  # of Wan's small one, whose first chunk has one
 HELD = ("hunyuan_video", "cogvideox")  # they hold maps of all frames on disk
 CONTINUED = ["ltx", "cosmos", *(["mochi"] if NIGHTLY else [])]  # which the host runs as a whole
 
@@ -143,6 +145,29 @@ def test_a_budget_is_kept_and_nothing_stays(card: Card, name: str, way: str, mon
     model_management.unload_all_models()
     gc.collect()
     assert card.allocated <= before
+
+
+def test_where_the_lowest_strips_have_no_room_ram_carries(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies on the card from chunk to chunk, until memory runs out with the lowest of all strips."""
+    x, computed = AUTOENCODERS["wan21"].latent(24, 20, cells_in_time=5), ExactRun._run
+
+    def fail(run: ExactRun, schedule: Any, *args: Any) -> None:
+        if not getattr(run, "outside", False) and schedule.peak > ENOUGH_FOR_ONE_FRAME:
+            raise torch.cuda.OutOfMemoryError("out of memory, on purpose")
+        computed(run, schedule, *args)
+
+    monkeypatch.setattr(host_chunks, "fits_as_module", lambda *_: False)
+    monkeypatch.setattr(ExactRun, "_run", fail)
+    card.set(races=True)
+    frames, row = decoded("wan21", x)
+    torch.cuda.synchronize()
+    assert not card.races
+    in_ram = "out of memory: tried again in strips of chunks of frames, what is kept from chunk to chunk in host memory"
+    assert row.notices[-1] == in_ram
+    assert any("from chunk to chunk in host memory" in line for line in row.lines)
+    vae = vae_of("wan21")
+    stock = vae.decode(x)
+    assert psnr(frames, stock.reshape(-1, *stock.shape[-3:])) >= 40
 
 
 @pytest.mark.parametrize("name", some_of(["wan21", "sd", "hunyuan_video15", "ltx", "wan22", "cogvideox", "mochi"], 3))

@@ -25,7 +25,7 @@ from headroom.host.vae.fallback import BudgetTooSmall, CannotBeExact
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory import Row
-from headroom.vae.exact import ExactRun
+from headroom.vae.exact import ChunkedRun, ExactRun
 
 from ..nightly import grid, some_of
 from .autoencoders import AUTOENCODERS
@@ -590,6 +590,24 @@ class TestOutOfMemory:
         assert attempts[-1] == least
         assert len(attempts) <= 6
         assert all("tried again with lower strips" in notice for notice in last_row().notices)
+
+    def test_a_video_turns_to_chunks_of_frames(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Where strips of rows, which hold some of every frame, had no room however low they were."""
+        x, computed = AUTOENCODERS["wan21"].latent(3, 4, cells_in_time=17), ExactRun._run
+
+        def fail(run: ExactRun, *args: Any) -> None:
+            if not isinstance(run, ChunkedRun):
+                raise OUT_OF_MEMORY("out of memory, on purpose")
+            computed(run, *args)
+
+        monkeypatch.setattr(ExactRun, "_run", fail)
+        result = decoded(exact("wan21", tile_size=0), x)
+        assert psnr(result, decoded(AUTOENCODERS["wan21"].load(), x)) >= NEAR_ENOUGH
+        *lower, last = last_row().notices
+        assert lower
+        assert set(lower) == {"out of memory: tried again with lower strips"}
+        assert last == "out of memory: tried again in strips of chunks of frames"
+        assert "strips of chunks of frames" in last_lines()
 
     def test_and_then_in_tiles_where_they_may_be(self, monkeypatch: pytest.MonkeyPatch) -> None:
         x = AUTOENCODERS["sd"].latent(24, 12)
