@@ -24,6 +24,7 @@ from headroom.host.workflow.estimate import as_queued
 from headroom.memory.prediction import Verdict, named_card
 from headroom.nodes import NODES
 from headroom.tools.demo.twin import is_link
+from headroom.tools.pictures.thumbnails import KERNELS, SHOWN
 from headroom.tools.server.client import Client
 from headroom.tools.server.server import PACK_FOLDER
 from headroom.tools.setup.hosts import DEFAULT
@@ -47,7 +48,8 @@ REAL = {"CheckpointLoaderSimple", "CLIPLoader", "DualCLIPLoader", "TripleCLIPLoa
 # Widgets that differ: names of files, texts, sizes, and what depends on the size of a picture or a model.
 NAMES = {"ckpt_name", "unet_name", "vae_name", "lora_name", "image", "text"}
 SIZES = {"width", "height", "length", "steps", "cfg", "scale_by", "tile_size", "overlap", "min_tokens", "slice_rows"}
-SIZES |= {"backend", "slice_sizes", "strength_model", "vram_budget_gb", "method", "format", "rank", "training_dtype", "lora_dtype"}
+SIZES |= {"backend", "slice_sizes", "strength_model", "vram_budget_gb", "method", "format", "rank", "training_dtype"}
+SIZES |= {"lora_dtype"}
 
 
 # Of a template, a node whose saved values have another order where it lacks an input: older hosts' Train LoRA.
@@ -80,6 +82,7 @@ def queued(saved: Workflow) -> Workflow:
 
 
 def test_they_are_all_there() -> None:
+    assert set(SHOWN) == set(TEMPLATES)
     assert set(WORKFLOWS.glob("*.json")) == {path_of(name) for name in TEMPLATES}
     assert all(re.fullmatch(r"[a-z0-9]+(_[a-z0-9]+)+", name) for name in TEMPLATES)
     assert all(re.fullmatch(r"[A-Za-z0-9]([A-Za-z0-9 .()-]*[A-Za-z0-9)])?", spec.title) for spec in TEMPLATES.values())
@@ -273,12 +276,19 @@ NAMING_CARDS = [name for name, spec in TEMPLATES.items() if "GB" in spec.title]
 @pytest.mark.parametrize("called", some_of(NAMING_CARDS, 1))
 def test_it_is_for_the_card_that_its_name_says(called: str) -> None:
     """By what is predicted of the files that it names, whether they are there or not."""
-    card = named_card("sm86", float(re.findall(r"(\d+)GB", TEMPLATES[called].title)[0]))
+    size = int(re.findall(r"(\d+)GB", TEMPLATES[called].title)[0])
+    card = named_card(KERNELS[size], float(size))
     forecast = (
         DryRun(as_queued(json.loads(path_of(called).read_text(encoding="utf-8")), OURS), card, OURS).run().forecast()
     )
     assert forecast.stages
     assert forecast.verdict is not Verdict.DOES_NOT_FIT
+    with Image.open(path_of(called).with_suffix(".jpg")) as thumbnail:
+        figures = json.loads(thumbnail.info["comment"])
+    assert figures["card"] == size
+    assert figures["peak"] == pytest.approx(forecast.peak / GB, abs=0.05), (
+        "python3 -m tools screenshots --only thumbnails"
+    )
 
 
 # ----------------------------------------------------------------------------------------------------- in the browser

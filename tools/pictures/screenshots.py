@@ -25,12 +25,13 @@ from ..setup.environment import PACK, Environment
 from ..templates.public_names import add_example, host_options
 from ..templates.template import WORKFLOWS, path_of
 from .chromium import NoChromium, chromium, find_chromium, new_context, new_page, open_frontend
+from .thumbnails import thumbnails
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 HELP, DOCS = PACK / "web" / "docs" / "pictures", PACK / "docs"
-OURS, REPORT = "Headroom", "HeadroomReport"
+OURS = "Headroom"
 # Nothing but the graph, and its texts also where it is small.
 BARE = {
     "Comfy.Minimap.Visible": False,
@@ -38,7 +39,7 @@ BARE = {
     "Comfy.Graph.CanvasMenu": False,
     "LiteGraph.Canvas.MinFontSizeForLOD": 0,
 }
-THUMBNAIL, THUMBNAIL_SAVED, THUMBNAIL_SCALE = (1200, 760), (720, 456), 0.9
+LONGEST = 300.0  # seconds of a prediction
 CLOSE_UP, CLOSE_UP_SAVED, CLOSE_UP_SCALE = (1200, 680), (960, 544), 1.0
 QUALITY = 82
 FILM_SAVED, FRAME_MS, LAST_FRAME_MS, FILM_QUALITY = (1040, 688), 200, 4000, 70
@@ -77,38 +78,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m tools screenshots", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--only", choices=PARTS, help="one part of them")
+    parser.add_argument("--only", choices=(THUMBNAILS, *PARTS), help="one part of them")
     chosen = parser.parse_args(arguments).only
     try:
-        program = find_chromium()
-        with (
-            tempfile.TemporaryDirectory() as folder,
-            chromium(program) as browser,
-            Server(Environment.from_variables(), extra_args=host_options(Path(folder)), cpu=True) as server,
-        ):
-            add_example(server)
-            for path in taken(browser, Client(server.url), chosen):
-                print(path.relative_to(PACK), f"{path.stat().st_size / 1000:.0f} kB", flush=True)
+        for path in taken(chosen):
+            print(path.relative_to(PACK), f"{path.stat().st_size / 1000:.0f} kB", flush=True)
     except (NoChromium, ServerError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
 
 
-def taken(browser: Browser, client: Client, only: str | None) -> Iterator[Path]:
+def taken(only: str | None) -> Iterator[Path]:
     """Every picture, or those of one part, as it is written."""
-    for name, part in PARTS.items():
-        if only in (None, name):
-            yield from part(browser, client)
-
-
-def thumbnails(browser: Browser, client: Client) -> Iterator[Path]:
-    """Of each template the node that it is about, and what is around it."""
-    with graph_page(browser, client, THUMBNAIL) as page:
-        for template in templates():
-            show(page, template)
-            page.evaluate(FRAME, [[subject(template)], THUMBNAIL_SCALE])
-            yield save(page, WORKFLOWS / f"{template['name']}.jpg", THUMBNAIL_SAVED)
+    host = Environment.from_variables()
+    if only in (None, THUMBNAILS):
+        with Server(host, cpu=True) as server:  # which has none of the templates' files: its catalogue knows them
+            add_example(server)
+            yield from thumbnails(Client(server.url, timeout=LONGEST))
+    parts = [part for name, part in PARTS.items() if only in (None, name)]
+    if not parts:
+        return
+    program = find_chromium()
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        chromium(program) as browser,
+        Server(host, extra_args=host_options(Path(folder)), cpu=True) as server,
+    ):
+        add_example(server)
+        for part in parts:
+            yield from part(browser, Client(server.url))
 
 
 def close_ups(browser: Browser, client: Client) -> Iterator[Path]:
@@ -271,8 +270,9 @@ def template_browser(browser: Browser, client: Client) -> Iterator[Path]:
         yield save(page, DOCS / "templates.png")
 
 
-# The template browser shows the thumbnails.
-PARTS = {"thumbnails": thumbnails, "browser": template_browser, "help": close_ups, "runs": runs, "film": film}
+# The template browser shows the thumbnails, which come before all.
+THUMBNAILS = "thumbnails"
+PARTS = {"browser": template_browser, "help": close_ups, "runs": runs, "film": film}
 
 
 # --------------------------------------------------------------------------------------------------------- the page
@@ -287,14 +287,6 @@ def templates() -> Iterator[dict[str, Any]]:
 def ours(template: dict[str, Any]) -> list[str]:
     """Types of our nodes in a template."""
     return list(dict.fromkeys(node["type"] for node in template["nodes"] if node["type"].startswith(OURS)))
-
-
-def subject(template: dict[str, Any]) -> str:
-    """The type of our node that a template is about: one for the VAE and the report are in most, for files in few."""
-    kinds = ours(template)
-    to_files = (kind for kind in reversed(kinds) if "Video" in kind)
-    others = (kind for kind in kinds if kind != REPORT and "VAE" not in kind)
-    return next(to_files, None) or next(others, kinds[0])
 
 
 @contextmanager

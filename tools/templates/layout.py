@@ -84,9 +84,7 @@ def _block(stage: Sequence[str], sizes: Mapping[str, Size], links: Links, most: 
     return _Block(corners, (left + width + 2 * MARGIN, bottom + MARGIN))
 
 
-def _in_rows(
-    rows: Sequence[Sequence[_Block]], note: Size, beside_both: bool, first: _Block | None = None
-) -> Layout:
+def _in_rows(rows: Sequence[Sequence[_Block]], note: Size, beside_both: bool, first: _Block | None = None) -> Layout:
     """Row below row; of two the second begins right of the note only if that reaches beside it. ``first`` stands below
     the note."""
     note_width, note_height = note[0] + GAP, note[1] + TITLE

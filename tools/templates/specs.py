@@ -139,9 +139,9 @@ RAM has to hold model and text encoder, 32 GB together.
         title="SD 3.5 Large on 16GB",
         about="""
 **Layerwise Casting** stores the 8-billion-parameter model in 8 bits with scales; norms, embedders, first and last
-layers stay as they are. **Attention by Block and Step** at `auto` takes the fastest exact kernel that this card has. One
-that has none takes `sliced`, slower: a few query rows at a time, so that memory does not grow with the square of the
-tokens; with `slice_rows` 0 it finds their number itself.
+layers stay as they are. **Attention by Block and Step** at `auto` takes the fastest exact kernel that this card has.
+One that has none takes `sliced`, slower: a few query rows at a time, so that memory does not grow with the square of
+the tokens; with `slice_rows` 0 it finds their number itself.
 
 The checkpoint asks you to accept its licence where it is offered.
 """,

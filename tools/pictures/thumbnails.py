@@ -1,0 +1,193 @@
+"""The templates' thumbnails: a picture, and what the template takes of the card that its name says.
+
+The pictures are painted by the small model that the tests use, and say so, or are the photograph of a template that
+begins with one; the numbers are predicted from the names of the template's own files, whoever has them or not.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageDraw, ImageFont, ImageOps
+
+from ..demo.__main__ import PAINTER
+from ..server.client import Client
+from ..server.server import ServerError
+from ..setup.environment import Environment
+from ..templates.template import path_of
+from ..templates_page import CARDS
+from .artwork import colours
+
+SIZE, PICTURE = (720, 456), 456
+QUALITY = 88
+LIMIT = 0.85
+KERNELS = {6: "sm86", 8: "sm89", 12: "sm86", 16: "sm89", 24: "sm86"}  # of CARDS
+RAM = 64  # of a machine that has such a card
+USUAL_CARD = 8  # of templates whose names say none
+AROUND = ("over", "right of", "left of", "under")
+BETWEEN, MORE = 6, 1.05  # pixels between frames; by how much a peak is higher that is shown beside the other
+PHOTOGRAPHS = ("astronaut.png", "coffee.png")
+# What each shows: a sentence to paint, four of one scene as frames of a video, or the photograph.
+SHOWN: dict[str, str | tuple[str, str]] = {
+    "sd15_high_resolution": "a red star left of a blue circle",
+    "sdxl_high_resolution": "a purple triangle under a yellow circle",
+    "flux_8gb": "a blue star over a red circle",
+    "flux_16bit": "a yellow star right of a green square",
+    "flux_cast_lora": "a green triangle over a blue square",
+    "sd35_text_to_image": "a yellow circle left of a purple star",
+    "qwen_image_text_to_image": "a red triangle right of a yellow square",
+    "z_image_text_to_image": "a purple star over a green circle",
+    "train_lora": PHOTOGRAPHS[0],
+    "wan_text_to_video": ("red star", "blue circle"),
+    "wan_video_to_file": ("yellow star", "purple circle"),
+    "video_to_video": ("green triangle", "red square"),
+    "ltx_text_to_video": ("blue circle", "yellow triangle"),
+    "upscale_4k": PHOTOGRAPHS[1],
+    "will_it_fit": "a blue triangle right of a red star",
+    "make_it_fit": "a red circle over a blue square",
+    "compare_strategies": "a green circle left of a red triangle",
+    "side_by_side": PHOTOGRAPHS[0],
+}
+BYPASSED = 4  # a node's mode
+STOCK = {"HeadroomVAEDecode": "VAEDecode", "HeadroomVAEEncode": "VAEEncode"}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What is predicted of a template.
+
+    Attributes:
+        card: its GB; peak: GB at most; alone: GB at most of the same graph without our nodes, with all weights on the
+            card; 0: not the same work without them.
+        seconds: of all of it on the card of :data:`CARDS`; 0: not known.
+    """
+
+    card: int
+    peak: float
+    alone: float
+    seconds: float
+
+    @property
+    def time(self) -> str:
+        """How long and where, if that is known."""
+        if not self.seconds:
+            return ""
+        long = f"{self.seconds:.0f} s" if self.seconds < 100 else f"{self.seconds / 60:.0f} min"
+        return f"{long} on an {CARDS[self.card]}"
+
+
+def figures_of(name: str, client: Client) -> Figures:
+    """
+    Raises:
+        ServerError: the template is not predicted whole.
+    """
+    template = json.loads(path_of(name).read_text(encoding="utf-8"))
+    named = re.search(r"(\d+)GB", path_of(name).stem)
+    card = int(named.group(1)) if named else USUAL_CARD
+
+    def asked(graph: dict[str, Any]) -> dict[str, Any]:
+        about = {"vram_gb": card, "ram_gb": RAM, "gpu": KERNELS[card], "limit": LIMIT}
+        answer: dict[str, Any] = client.post("/headroom/estimate", {"prompt": graph, **about})
+        return answer
+
+    found, stock = asked(template), without_ours(template)
+    if not found["complete"]:
+        raise ServerError(f"{name} is not predicted whole: {found['unknown']}")
+    alone = asked(stock)["peak_gb"] if stock else 0.0
+    return Figures(card, found["peak_gb"], alone, found["seconds"] or 0.0)
+
+
+def without_ours(template: dict[str, Any]) -> dict[str, Any] | None:
+    """The same graph with stock nodes, where these do the same work."""
+    kinds = {node["type"] for node in template["nodes"]}
+    if kinds & {"HeadroomVAEDecodeVideo", "HeadroomVAEEncodeVideo"}:
+        return None
+    nodes = []
+    for node in template["nodes"]:
+        ours = node["type"].startswith("Headroom") and node["type"] not in STOCK
+        nodes.append({**node, "type": STOCK.get(node["type"], node["type"]), "mode": BYPASSED if ours else 0})
+    return {**template, "nodes": nodes}
+
+
+def pictures_of(name: str, client: Client) -> list[Image.Image]:
+    """One, or four frames."""
+    shown = SHOWN[name]
+    if shown in PHOTOGRAPHS:
+        with Image.open(Environment.from_variables().models / "input" / str(shown)) as picture:
+            return [ImageOps.fit(picture.convert("RGB"), (PICTURE, PICTURE))]
+    sentences = [shown] if isinstance(shown, str) else [f"a {shown[0]} {way} a {shown[1]}" for way in AROUND]
+    return [painted(sentence, list(SHOWN).index(name), client) for sentence in sentences]
+
+
+def painted(sentence: str, seed: int, client: Client) -> Image.Image:
+    """What the small model makes of a sentence."""
+
+    def node(kind: str, **inputs: Any) -> dict[str, Any]:
+        return {"class_type": kind, "inputs": inputs | PAINTER.get(kind, {})}
+
+    graph = {
+        "1": node("CheckpointLoaderSimple"),
+        "2": node("CLIPTextEncode", clip=["1", 1], text=sentence),
+        "3": node("CLIPTextEncode", clip=["1", 1], text=""),
+        "4": node("EmptyLatentImage", batch_size=1),
+        "5": node("KSampler", model=["1", 0], positive=["2", 0], negative=["3", 0], latent_image=["4", 0], seed=seed,
+                  denoise=1.0),
+        "6": node("VAEDecode", samples=["5", 0], vae=["1", 2]),
+        "7": node("PreviewImage", images=["6", 0]),
+    }  # fmt: skip
+    (entry,) = client.run(graph).outputs["7"]["images"]
+    return Image.open(io.BytesIO(client.image(entry))).convert("RGB")
+
+
+def drawn(name: str, pictures: Sequence[Image.Image], figures: Figures) -> Image.Image:
+    """A thumbnail: the picture, or frames, and beside it the figures with a bar for each peak."""
+    colour = colours()
+    image = Image.new("RGB", SIZE, colour["BACKGROUND"])
+    half = (PICTURE - BETWEEN) // 2
+    for number, picture in enumerate(pictures):
+        side = PICTURE if len(pictures) == 1 else half
+        corner = number % 2 * (half + BETWEEN), number // 2 * (half + BETWEEN)
+        image.paste(picture.resize((side, side), Image.Resampling.LANCZOS), corner)
+    draw, left, right = ImageDraw.Draw(image), PICTURE + 26, SIZE[0] - 26
+    bars = [("this template", "", figures.peak, "MEMORY_GROWTH")]
+    if figures.alone > MORE * figures.peak:
+        bars.append(("with stock nodes", f"{figures.alone:.1f} GB, all on the card", figures.alone, "MEMORY_BEFORE"))
+    longest = max(figures.card, *(size for _, _, size, _ in bars))
+
+    def text(top: float, words: str, name: str, size: int, at: float = left, anchor: str = "la") -> None:
+        draw.text((at, top), words, colour[name], ImageFont.load_default(size), anchor)
+
+    def end(size: float) -> float:
+        return left + (right - left) * size / longest
+
+    text(38, f"{figures.peak:.1f} GB", "INK", 56)
+    text(106, f"of {figures.card} GB, predicted", "FAINT", 20)
+    text(132, figures.time, "FAINT", 20)
+    top, limit = 206, end(figures.card)
+    for label, below, size, shade in bars:
+        text(top, label, "INK", 18)
+        draw.rounded_rectangle((left, top + 28, end(size), top + 54), 5, colour[shade])
+        draw.rectangle((limit - 2, top + 22, limit + 1, top + 60), colour["TIME"])
+        text(top + 64, below, "FAINT", 17)
+        top += 92 if below else 76
+    if SHOWN[name] not in PHOTOGRAPHS:
+        text(SIZE[1] - 40, "painted by a small model for tests", "FAINT", 13)
+    text(top + 4, f"card {figures.card} GB", "TIME", 18, limit + 2, "ra" if limit > (left + right) / 2 else "ma")
+    return image
+
+
+def thumbnails(client: Client) -> Iterator[Path]:
+    """Of each template, its figures beside the picture in the file's comment."""
+    for name in SHOWN:
+        figures = figures_of(name, client)
+        path = path_of(name).with_suffix(".jpg")
+        drawn(name, pictures_of(name, client), figures).save(
+            path, quality=QUALITY, optimize=True, comment=json.dumps(asdict(figures))
+        )
+        yield path
