@@ -26,6 +26,7 @@ SAME = {
     "SaveAudioMP3": ("audio",), "SaveAudioOpus": ("audio",), "SaveAudioAdvanced": ("audio",),
     "PreviewAudio": ("audio",), "MaskPreview": ("mask",), "Note": (),
     "Canny": ("image",), "ImageQuantize": ("image",), "ImageBlur": ("image",), "ImageSharpen": ("image",),
+    "NormalizeImages": ("images",), "AdjustBrightness": ("images",), "AdjustContrast": ("images",),
     "GrowMask": ("mask",), "DrawBBoxes": ("image",), "LatentApplyOperation": ("samples",),
     "LatentApplyOperationCFG": ("model",),
     "MarkdownNote": (),
