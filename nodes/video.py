@@ -7,9 +7,9 @@ from typing import Any
 from comfy_api.latest import io, ui
 
 from ..host.core.compat import saved_metadata
+from ..host.video.resizing import Resizing
 from ..host.video_files.from_file import encode_from_file
 from ..host.video_files.host_video import Frames, shown, video_of
-from ..host.video_files.resizing import Resizing
 from ..host.video_files.to_file import FileRequest, decode_to_file
 from ..video import FORMATS
 from .given import checked

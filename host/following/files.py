@@ -106,7 +106,7 @@ def _with_a_rate(kind: str, footage: Footage) -> Footage:
 
 def trim_video(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """A part of a video; a start before zero counts from its end."""
-    video, start, duration = _footage(inputs), inputs.number("start_time"), inputs.number("duration")
+    video, start, duration = footage_of(inputs), inputs.number("start_time"), inputs.number("duration")
     length = video.frames / video.rate
     start = max(0.0, length + start) if start < 0 else start
     left = max(0.0, length - start)
@@ -116,12 +116,13 @@ def trim_video(found: Findings, kind: str, inputs: Inputs) -> Outputs:
 
 def video_components(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """Its frames (T, H, W, 3), its sound, which is not followed, the frames a second and the bits of a colour."""
-    video = _footage(inputs)
+    video = footage_of(inputs)
     with found.mode:
         return torch.empty(video.frames, video.height, video.width, 3), None, video.rate, 8
 
 
-def _footage(inputs: Inputs) -> Footage:
+def footage_of(inputs: Inputs) -> Footage:
+    """The VIDEO at ``video``."""
     video = inputs["video"]
     if not isinstance(video, Footage):
         raise NotFollowed(f"{inputs.kind}: video gets no video")

@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...memory.prediction import fake_copy, fake_tree
 
+VIDEO_SIZES = 3  # of a video: frames, rows, columns
 CONTROL = "control"  # among the options of a CONDITIONING
 OF_THE_HOST = "comfy.controlnet"  # other packs' have ways of their own
 PATCHES, REPLACING = "patches", "patches_replace"  # in a model's transformer_options: lists by name, and by block
@@ -225,6 +226,15 @@ def pixels_like(vae: Any, latent: Tensor) -> Tensor:
         frames = int(in_time(latent.shape[2]) if callable(in_time) else latent.shape[2] * in_time)
     height, width = (side * reach for side in latent.shape[-2:])
     return torch.empty(latent.shape[0] * frames, height, width, vae.output_channels)
+
+
+def shape_of_pixels(vae: Any, pixels: Tensor) -> tuple[int, ...]:
+    """For which the host estimates an encode of pixels (B, [T,] H, W, C): channels come first, and third the frames of
+    a video, which a batch is to a VAE for videos."""
+    batch, *sizes, channels = pixels.shape
+    if vae.latent_dim == VIDEO_SIZES and len(sizes) < VIDEO_SIZES:
+        return (batch, channels, 1, *sizes) if getattr(vae, "not_video", False) else (1, channels, batch, *sizes)
+    return (batch, channels, *sizes)
 
 
 def latent_like(vae: Any, pixels: Tensor) -> Tensor:

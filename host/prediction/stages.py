@@ -27,7 +27,7 @@ from ..vae.fallback import BudgetTooSmall
 from .encoders import predict_text
 from .host_answers import SAME_EXPERTS, has_experts
 from .kept import coding_key, kept, step_key, text_key
-from .networks import CONTROL, hints_encoded, is_followed
+from .networks import CONTROL, hints_encoded, is_followed, shape_of_pixels
 from .step import Step, predict_step
 from .streamed import kept_to, predict_from_file, predict_to_file, taken_elsewhere
 from .vae import Coding, CodingPrediction, predict_coding
@@ -280,8 +280,10 @@ def _coding_stage(coding: Coding, card: Card) -> Stage:
         found = kept(vae.first_stage_model, coding_key(coding, card), predicted)
         return replace(stage, prediction=found.prediction, method=found.method)
     except CannotPredict as error:
-        estimate_of = vae.memory_used_encode if coding.encodes else vae.memory_used_decode
-        guess = int(estimate_of(coding.x.shape, vae.vae_dtype))
+        if coding.encodes:
+            guess = int(vae.memory_used_encode(shape_of_pixels(vae, coding.x), vae.vae_dtype))
+        else:
+            guess = int(vae.memory_used_decode(coding.x.shape, vae.vae_dtype))
         return replace(stage, prediction=Prediction(weights, guess, live=guess), doubt=str(error))
 
 

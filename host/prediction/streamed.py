@@ -20,12 +20,12 @@ from ..chunks.families import chunks_of, strips_of
 from ..core.device import GB
 from ..measure.calibrated import workspaces_for
 from ..vae.settings import VAESettings
-from ..vae.wrapper import PLANNED_BY_WORKERS, LowMemoryVAE, low_memory_vae, workers_of
+from ..vae.wrapper import PLANNED_BY_WORKERS, LowMemoryVAE, encoder_of_frames, low_memory_vae, workers_of
 from ..video.sink import Sink
 from .networks import pixels_like
 from .vae import Coding, CodingPrediction, predict_coding, predict_work
 
-VIDEO = 5  # dimensions of a video's latent
+VIDEO, PICTURE_SIZES = 5, 2  # dimensions of a video's latent; sizes of a picture's
 COLOURS = (3, 4)  # channels of pictures; of sounds and shapes there are fewer
 
 
@@ -155,20 +155,22 @@ def predict_from_file(vae: Any, pixels: Tensor, card: Card, vram_budget_gb: floa
 
     Raises:
         CannotPredict: the autoencoder looks at its data.
-        ValueError: a budget that is too small.
+        ValueError: a budget that is too small, or what the node refuses.
     """
     if workers_of(vae):
         raise CannotPredict(PLANNED_BY_WORKERS)
     in_chunks = strips_of(vae.first_stage_model, Direction.ENCODE) is not None
     settings = VAESettings(method="exact" if in_chunks else "auto", vram_budget_gb=vram_budget_gb)
-    coding = Coding(low_memory_vae(vae, settings), pixels, encodes=True, file_budget_gb=vram_budget_gb)
-    if vae.latent_dim == 2 or getattr(vae, "not_video", False):
+    low, (height, width) = low_memory_vae(vae, settings), pixels.shape[1:3]
+    encoder_of_frames(low, width, height)  # refuses what the node refuses
+    coding = Coding(low, pixels, encodes=True, file_budget_gb=vram_budget_gb)
+    if vae.latent_dim == PICTURE_SIZES or getattr(vae, "not_video", False):
         found = _never_in_tiles(replace(coding, x=pixels[:1]), card)
         work = scaled(found.prediction.work, pixels.shape[0])
         found = replace(found, prediction=replace(found.prediction, work=work))
         return replace(found, method=f"{found.method}, frame by frame from a file")
     if chunks_of(vae.first_stage_model, Direction.ENCODE) is not None:
-        video = pixels[None].movedim(-1, 1)
+        video = vae.vae_encode_crop_pixels(pixels)[None].movedim(-1, 1)
         whole = predict_handed_on(vae, video, Direction.ENCODE, card)
         room = vram_budget_gb * GB if vram_budget_gb else card.seen - card.reserved
         if whole is not None and whole.weights + whole.activations <= room:
@@ -189,8 +191,10 @@ def kept_to(coding: Coding, budget_gb: float) -> Coding | None:
 
 def taken_elsewhere(coding: Coding) -> tuple[int, int]:
     """Bytes of RAM in which the pictures that a VAE decodes lie in the end, and bytes of disk that this takes at most;
-    none for an encode, whose latent is small, and for what is no picture."""
+    none of RAM for an encode, whose latent is small, and nothing for what is no picture."""
     vae, x = coding.vae, coding.x
+    if coding.encodes and coding.file_budget_gb is not None:
+        return 0, _held_to_encode(vae, x)
     if coding.encodes or vae.output_channels not in COLOURS:
         return 0, 0
     with torch.device("meta"):
@@ -201,6 +205,18 @@ def taken_elsewhere(coding: Coding) -> tuple[int, int]:
     frames, height, width, _ = pictures.shape
     form = FORMATS.get(coding.file_format)
     return 0, _held(vae, x) + (form.disk(width, height, frames) if form else 0)
+
+
+def _held_to_encode(vae: Any, pixels: Tensor) -> int:
+    """Bytes of what a video that is encoded from a file takes of the disk: all of its frames, where they are gathered,
+    or what is computed of all of them behind chunks."""
+    if vae.latent_dim == PICTURE_SIZES or getattr(vae, "not_video", False):
+        return 0
+    chunks, (frames, height, width) = chunks_of(vae.first_stage_model, Direction.ENCODE), pixels.shape[:3]
+    if chunks is None:
+        return int(torch.float32.itemsize * frames * height * width * min(COLOURS))
+    shapes = chunks(vae.first_stage_model, frames).held(torch.Size((1, min(COLOURS), frames, height, width)))
+    return int(vae.vae_dtype.itemsize) * sum(map(math.prod, shapes))
 
 
 def _held(vae: Any, latent: Tensor) -> int:

@@ -13,6 +13,7 @@ from ..attention.in_vae import with_attention_in_strips
 from ..core.latents import first_part
 from .coding import Coder
 from .directions import Decode, Encode
+from .geometry import least_cells
 from .settings import VAESettings
 
 PLANNED_BY_WORKERS = "the bands of several workers are planned by them, when they begin"
@@ -88,6 +89,24 @@ def workers_of(vae: Any) -> str:
     """The name of who computes bands of what it encodes and decodes; empty for its own device alone."""
     settings: VAESettings | None = getattr(vae, "headroom_settings", None)
     return settings.workers if settings else ""
+
+
+def encoder_of_frames(low: LowMemoryVAE, width: int, height: int) -> Encode:
+    """What encodes frames of a size.
+
+    Raises:
+        ValueError: a VAE that does not.
+    """
+    if not is_tileable(low):
+        raise ValueError("vae: this VAE encodes sound, or in tiles of its own; use Get Video Components and VAE Encode")
+    encode = Encode(low)
+    least = least_cells(encode.half) * encode.spatial
+    if min(width, height) < least:
+        raise ValueError(
+            f"width, height: the frames would be {width} x {height}, smaller than the {least} px that"
+            " this VAE needs; set larger ones, or 0 for the video's own"
+        )
+    return encode
 
 
 def is_tileable(vae: Any) -> bool:

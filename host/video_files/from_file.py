@@ -24,14 +24,13 @@ from ..streaming.bands import computed
 from ..streaming.gathered import exactly
 from ..streaming.strips import fits_as_module, growing, run_strips
 from ..vae.coding import Coder
-from ..vae.directions import Encode
-from ..vae.geometry import least_cells, require_disk
+from ..vae.geometry import require_disk
 from ..vae.preview import Cancelling
 from ..vae.room import free_others, give_back
 from ..vae.settings import VAESettings
-from ..vae.wrapper import is_tileable, low_memory_vae, workers_of
+from ..vae.wrapper import encoder_of_frames, low_memory_vae, workers_of
+from ..video.resizing import Resizing
 from .host_video import Frames
-from .resizing import Resizing
 
 AT_ONCE = 8  # frames that are read together
 
@@ -44,18 +43,9 @@ def encode_from_file(vae: Any, frames: Frames, resizing: Resizing, vram_budget_g
         BudgetTooSmall, OOM_EXCEPTION: as the VAE nodes do.
     """
     low = low_memory_vae(vae, VAESettings("exact", vram_budget_gb, workers=workers_of(vae)))
-    if not is_tileable(low):
-        raise ValueError("vae: this VAE encodes sound, or in tiles of its own; use Get Video Components and VAE Encode")
-    coder = Coder(Encode(low))
+    coder = Coder(encoder_of_frames(low, *resizing.size(frames.width, frames.height)))
     coder.fallback.can_store = False
     coder.geometry.holds_on_disk = True
-    width, height = resizing.size(frames.width, frames.height)
-    least = least_cells(coder.geometry.half) * coder.geometry.spatial
-    if min(width, height) < least:
-        raise ValueError(
-            f"width, height: the frames would be {width} x {height}, smaller than the {least} px that"
-            " this VAE needs; set larger ones, or 0 for the video's own"
-        )
     encoding = _Encoding(coder, frames, resizing)
     with measured("encode", low.device) as row, Following(row, low.device) as following, device_context(low.device):
         coder.room.aside = following.loading

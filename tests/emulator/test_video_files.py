@@ -20,9 +20,9 @@ from headroom.host.prediction.streamed import predict_from_file
 from headroom.host.streaming import host_chunks
 from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.host.video.along import OUTSIDE
+from headroom.host.video.resizing import Resizing
 from headroom.host.video_files.from_file import encode_from_file
 from headroom.host.video_files.host_video import Frames, video_of
-from headroom.host.video_files.resizing import Resizing
 from headroom.host.video_files.to_file import FileRequest, Written, decode_to_file
 from headroom.memory import Row
 from headroom.vae.exact import ExactRun
@@ -174,7 +174,7 @@ def test_where_the_lowest_strips_have_no_room_ram_carries(card: Card, monkeypatc
 def test_an_encode_from_a_file_is_foretold(card: Card, name: str, tmp_path: Path) -> None:
     """As an estimate tells it before there is a file: in the module's chunks, of all frames, or frame by frame."""
     vae, kind = vae_of(name), AUTOENCODERS[name]
-    pixels = kind.pixels(8 * kind.shrink, 10 * kind.shrink, 9 if name == "sd" else 17)
+    pixels = kind.pixels(8 * kind.shrink + 3, 10 * kind.shrink, 9 if name == "sd" else 17)
     path = tmp_path / "given.mkv"
     with SegmentWriter(path, FORMATS["mkv ffv1"], pixels.shape[2], pixels.shape[1], Fraction(16)) as writer:
         writer.add(pixels)

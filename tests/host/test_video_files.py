@@ -19,16 +19,18 @@ from comfy_api.latest import InputImpl, Types
 from torch import Tensor
 
 from headroom.host.measure.runs import LOG
-from headroom.host.prediction.streamed import taken_elsewhere
+from headroom.host.prediction.stages import own_card
+from headroom.host.prediction.streamed import predict_from_file, taken_elsewhere
 from headroom.host.prediction.vae import Coding
 from headroom.host.streaming.source import State
 from headroom.host.vae import geometry
+from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.host.vae.geometry import Geometry
+from headroom.host.video.resizing import Resizing
 from headroom.host.video_files import to_file
 from headroom.host.video_files.from_file import encode_from_file
 from headroom.host.video_files.host_video import Frames, video_of
 from headroom.host.video_files.output import unfinished
-from headroom.host.video_files.resizing import Resizing
 from headroom.host.video_files.segments import Segments
 from headroom.host.video_files.to_file import FileRequest, Written, decode_to_file
 from headroom.memory.on_disk import KEEP_FREE
@@ -482,6 +484,13 @@ def test_an_encode_in_strips_where_the_module_has_no_room(name: str) -> None:
     found, report = encode_from_file(kind.load(), frames, Resizing(), asked)
     assert psnr(found, kind.load().encode(pixels)) >= 100
     assert "strips of chunks" in report
+    foretold = predict_from_file(kind.load(), pixels, own_card(kind.load().device), asked)
+    assert foretold.method == "exact, in strips, from a file"
+    planned = LOG.rows("", "")[-1].predicted
+    assert planned is not None
+    assert foretold.prediction.activations == pytest.approx(planned.activations, rel=0.01)
+    with pytest.raises(BudgetTooSmall):
+        predict_from_file(kind.load(), pixels, own_card(kind.load().device), predicted.weights / 2**30 + 1e-4)
     with pytest.raises(ValueError, match=r"vram_budget_gb: .* needs at least"):
         encode_from_file(kind.load(), frames, Resizing(), predicted.weights / 2**30 + 1e-4)
 

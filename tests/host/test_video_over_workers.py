@@ -16,9 +16,9 @@ from headroom.host.streaming.choice import Decoding
 from headroom.host.vae import coding
 from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.host.video.along import OUTSIDE
+from headroom.host.video.resizing import Resizing
 from headroom.host.video_files.from_file import encode_from_file
 from headroom.host.video_files.host_video import Frames
-from headroom.host.video_files.resizing import Resizing
 from headroom.memory import Row
 
 from ..nightly import NIGHTLY

@@ -34,10 +34,10 @@ from headroom.host.streaming import choice
 from headroom.host.streaming.bands import InBands
 from headroom.host.vae import coding
 from headroom.host.vae.fallback import BudgetTooSmall, CannotBeExact
+from headroom.host.video.resizing import Resizing
 from headroom.host.video_files import to_file
 from headroom.host.video_files.from_file import encode_from_file
 from headroom.host.video_files.host_video import Frames
-from headroom.host.video_files.resizing import Resizing
 from headroom.tools.server.client import Client, PromptFailed, Result, Workflow
 from headroom.tools.server.server import Server
 from headroom.vae.exact import CannotRecord, StoreOverflow

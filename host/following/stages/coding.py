@@ -16,11 +16,11 @@ from ...planning.decode_in_graph import tiled_arguments
 from ...prediction.networks import ShapesOfVAE, latent_like, pixels_like
 from ...prediction.vae import Coding
 from ...vae.wrapper import LowMemoryVAE, low_memory_vae
-from ...video_files.resizing import Resizing
+from ...video.resizing import Resizing
 from ..calling import Outputs
-from ..files import Footage
+from ..files import Footage, footage_of
 from ..findings import NOTHING, Findings
-from ..inputs import Inputs, NotFollowed, of_the_workflow, vae_settings
+from ..inputs import Inputs, of_the_workflow, vae_settings
 from .audio import latent_of_sound
 
 VAES = ("vae", "audio_vae")  # inputs by which nodes encode within
@@ -58,11 +58,10 @@ def decode_to_file(found: Findings, kind: str, inputs: Inputs) -> Outputs:
 
 def encode_from_file(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """Our encode of a video, which it reads window by window."""
-    vae, video = inputs.vae(), inputs["video"]
-    if not isinstance(video, Footage):
-        raise NotFollowed(f"{kind}: video gets no video")
-    sides = (int(inputs.number(side)) for side in ("width", "height"))
-    width, height = Resizing(*sides).size(video.width, video.height)
+    vae, video = inputs.vae(), footage_of(inputs)
+    resizing = Resizing(int(inputs.number("width")), int(inputs.number("height")))
+    with of_the_workflow(kind):
+        width, height = resizing.size(video.width, video.height)
     with found.mode:
         pixels = torch.empty(video.frames, height, width, COLOURS)
     if found.predicts:
