@@ -156,6 +156,10 @@ class Rungs:
         self.budget = min(self.budget, planned) / 2 if self.failures <= HALVINGS else 0.0
         return True
 
+    def begin_with(self, budget: float) -> None:
+        """Another way, which does with less: it has rungs of its own."""
+        self.budget, self.at_least = budget, False
+
     def rise_to(self, least: float) -> None:
         """The budget is below what any schedule needs."""
         self.budget, self.at_least = least, True

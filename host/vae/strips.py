@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -225,12 +226,14 @@ class ExactPass:
         if rungs.lower(self.planned):
             notice(self.row, "out of memory: tried again with lower strips")
             return
-        least = NARROWER * self.planned
+        planned = self.planned  # plans of other ways have their own
+        if math.isinf(planned):  # it ran out before anything was planned
+            raise NoRoom(planned)
         try:
-            self._turn_to_frames(call, DoesNotFit(int(self.planned)), least)
+            self._turn_to_frames(call, DoesNotFit(int(planned)), NARROWER * planned)
         except DoesNotFit:
-            raise NoRoom(self.planned) from None
-        rungs.rise_to(least)
+            raise NoRoom(planned) from None
+        rungs.begin_with(NARROWER * planned)
         aside = ", what is kept from chunk to chunk in host memory" if self.along == OUTSIDE else ""
         notice(self.row, f"out of memory: tried again in {ALONG[self.along]}{aside}")
 

@@ -21,6 +21,7 @@ from headroom.host.core.device import GB
 from headroom.host.measure.runs import LOG
 from headroom.host.prediction.stages import own_card
 from headroom.host.prediction.vae import Coding, predict_coding
+from headroom.host.vae.directions import Decode
 from headroom.host.vae.fallback import BudgetTooSmall, CannotBeExact
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import low_memory_vae
@@ -591,9 +592,20 @@ class TestOutOfMemory:
         assert len(attempts) <= 6
         assert all("tried again with lower strips" in notice for notice in last_row().notices)
 
+    def test_where_nothing_could_be_planned(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Memory ran out each time before there was a plan: an error that says so, or tiles."""
+        monkeypatch.setattr(Decode, "recorded", self._full)
+        x = AUTOENCODERS["sd"].latent(24, 12)
+        with pytest.raises(model_management.OOM_EXCEPTION, match=r"no room to begin exact strips of 96 x 192"):
+            exact("sd").decode(x)
+
+    @staticmethod
+    def _full(*_: Any, **__: Any) -> None:
+        raise OUT_OF_MEMORY("out of memory, on purpose")
+
     def test_a_video_turns_to_chunks_of_frames(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Where strips of rows, which hold some of every frame, had no room however low they were."""
-        x, computed = AUTOENCODERS["wan21"].latent(3, 4, cells_in_time=17), ExactRun._run
+        x, computed = AUTOENCODERS["wan21"].latent(2, 3, cells_in_time=13), ExactRun._run
 
         def fail(run: ExactRun, *args: Any) -> None:
             if not isinstance(run, ChunkedRun):
