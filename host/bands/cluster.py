@@ -6,6 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,7 +113,7 @@ class RayCrew:
             set_random_state(task.device, unpacked(answers[0]["random"], HOST))  # as if it had drawn here
             bands = [unpacked([answer["band"]], HOST)[0] for answer in answers]
             return bands, report_of([one.name for one in crew], answers, budgets)
-        raise RuntimeError(f"workers: {self.named.name} lost one worker after the other")
+        raise RuntimeError(f"workers: {self.named.name} loses its workers again and again")
 
     def leave(self) -> None:
         """Ends its processes, and leaves the cluster."""
@@ -204,7 +205,8 @@ class RayCrew:
                 talk_with(Asker(board, look), bands, task.on_chunk, task.brings)
             self._watched(asked, task, board)
         except BaseException:
-            self.ray.get(board.fail.remote(0, "was cancelled"), timeout=TO_ANSWER)
+            with suppress(*self.gone):  # what ended it is told, whoever is there to hear of it
+                self.ray.get(board.fail.remote(0, "was cancelled"), timeout=TO_ANSWER)
             self.ray.wait(asked, num_returns=len(asked), timeout=TO_BEGIN)
             raise
         finally:
