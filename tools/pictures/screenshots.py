@@ -1,4 +1,4 @@
-"""Takes the pictures of the README, the help pages and the templates' thumbnails, in the real frontend.
+"""Takes the pictures of the README and the help pages in the real frontend, and draws the templates' thumbnails.
 
 Started by `python3 -m tools screenshots`, which makes the environment that this needs.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from ..demo.__main__ import PAINTED, PAINTER
-from ..server.client import Client
+from ..server.client import Client, ClientError
 from ..server.server import PACK_FOLDER, Server, ServerError, unwind_on_terminate
 from ..setup.environment import PACK, Environment
 from ..templates.public_names import add_example, host_options
@@ -39,7 +39,6 @@ BARE = {
     "Comfy.Graph.CanvasMenu": False,
     "LiteGraph.Canvas.MinFontSizeForLOD": 0,
 }
-LONGEST = 300.0  # seconds of a prediction
 CLOSE_UP, CLOSE_UP_SAVED, CLOSE_UP_SCALE = (1200, 680), (960, 544), 1.0
 QUALITY = 82
 FILM_SAVED, FRAME_MS, LAST_FRAME_MS, FILM_QUALITY = (1040, 688), 200, 4000, 70
@@ -83,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         for path in taken(chosen):
             print(path.relative_to(PACK), f"{path.stat().st_size / 1000:.0f} kB", flush=True)
-    except (NoChromium, ServerError) as error:
+    except (NoChromium, ServerError, ClientError, TimeoutError) as error:
         print(error, file=sys.stderr)
         return 1
     return 0
@@ -93,9 +92,8 @@ def taken(only: str | None) -> Iterator[Path]:
     """Every picture, or those of one part, as it is written."""
     host = Environment.from_variables()
     if only in (None, THUMBNAILS):
-        with Server(host, cpu=True) as server:  # which has none of the templates' files: its catalogue knows them
-            add_example(server)
-            yield from thumbnails(Client(server.url, timeout=LONGEST))
+        with Server(host, cpu=True) as server:
+            yield from thumbnails(Client(server.url))
     parts = [part for name, part in PARTS.items() if only in (None, name)]
     if not parts:
         return

@@ -6,6 +6,7 @@ begins with one; the numbers are predicted from the names of the template's own 
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import re
@@ -22,13 +23,13 @@ from ..server.server import ServerError
 from ..setup.environment import Environment
 from ..templates.template import path_of
 from ..templates_page import CARDS
+from ..templates_table import card_of
 from .artwork import colours
 
 SIZE, PICTURE = (720, 456), 456
 QUALITY = 88
-LIMIT = 0.85
-KERNELS = {6: "sm86", 8: "sm89", 12: "sm86", 16: "sm89", 24: "sm86"}  # of CARDS
-RAM = 64  # of a machine that has such a card
+GB, LIMIT = 2**30, 0.85
+RAM = 64 * GB  # of a machine that has such a card
 USUAL_CARD = 8  # of templates whose names say none
 AROUND = ("over", "right of", "left of", "under")
 BETWEEN, MORE = 6, 1.05  # pixels between frames; by how much a peak is higher that is shown beside the other
@@ -82,25 +83,28 @@ class Figures:
         return f"{long} on an {CARDS[self.card]}"
 
 
-def figures_of(name: str, client: Client) -> Figures:
+def figures_of(name: str) -> Figures:
     """
     Raises:
         ServerError: the template is not predicted whole.
     """
+    estimate, pack = (importlib.import_module(f"headroom.{part}") for part in ("host.workflow.estimate", "nodes"))
+    ours = {node.GET_SCHEMA().node_id: node for node in pack.NODES}
     template = json.loads(path_of(name).read_text(encoding="utf-8"))
     named = re.search(r"(\d+)GB", path_of(name).stem)
-    card = int(named.group(1)) if named else USUAL_CARD
+    size = int(named.group(1)) if named else USUAL_CARD
 
-    def asked(graph: dict[str, Any]) -> dict[str, Any]:
-        about = {"vram_gb": card, "ram_gb": RAM, "gpu": KERNELS[card], "limit": LIMIT}
-        answer: dict[str, Any] = client.post("/headroom/estimate", {"prompt": graph, **about})
-        return answer
+    def forecast(graph: dict[str, Any]) -> Any:
+        prompt = estimate.as_queued(graph, ours)
+        with importlib.import_module("torch").inference_mode():
+            answer = estimate.estimate_workflow(prompt, card_of(size), LIMIT, RAM, ours)
+        if not answer.complete:
+            raise ServerError(f"{name} is not predicted whole: {answer.unknown}")
+        return answer.forecast
 
-    found, stock = asked(template), without_ours(template)
-    if not found["complete"]:
-        raise ServerError(f"{name} is not predicted whole: {found['unknown']}")
-    alone = asked(stock)["peak_gb"] if stock else 0.0
-    return Figures(card, found["peak_gb"], alone, found["seconds"] or 0.0)
+    found, stock = forecast(template), without_ours(template)
+    alone = forecast(stock).peak / GB if stock else 0.0
+    return Figures(size, found.peak / GB, alone, found.seconds if found.timed else 0.0)
 
 
 def without_ours(template: dict[str, Any]) -> dict[str, Any] | None:
@@ -111,7 +115,7 @@ def without_ours(template: dict[str, Any]) -> dict[str, Any] | None:
     nodes = []
     for node in template["nodes"]:
         ours = node["type"].startswith("Headroom") and node["type"] not in STOCK
-        nodes.append({**node, "type": STOCK.get(node["type"], node["type"]), "mode": BYPASSED if ours else 0})
+        nodes.append({**node, "type": STOCK.get(node["type"], node["type"])} | ({"mode": BYPASSED} if ours else {}))
     return {**template, "nodes": nodes}
 
 
@@ -184,8 +188,10 @@ def drawn(name: str, pictures: Sequence[Image.Image], figures: Figures) -> Image
 
 def thumbnails(client: Client) -> Iterator[Path]:
     """Of each template, its figures beside the picture in the file's comment."""
+    host = importlib.import_module("cli.host")
+    host.enter(host.find_comfyui())
     for name in SHOWN:
-        figures = figures_of(name, client)
+        figures = figures_of(name)
         path = path_of(name).with_suffix(".jpg")
         drawn(name, pictures_of(name, client), figures).save(
             path, quality=QUALITY, optimize=True, comment=json.dumps(asdict(figures))

@@ -1,4 +1,7 @@
-"""Places nodes on the browser's canvas: a note, then stages in one row or two, as large as the screen allows."""
+"""Places nodes on the browser's canvas: a note, then stages in one row or two, as large as the screen allows.
+
+In a row, lower stages stand below each other.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class _Block:
 
 def place(sizes: Mapping[str, Size], links: Links, stages: Sequence[Sequence[str]], note: Size) -> Layout:
     """The largest of the ways to place them: columns of any height, the stages in one row or two, the note left of both
-    or of the first.
+    or of the first, or with the first stage below it.
 
     Args:
         sizes: width and height of each node with all that may become visible on it, without its title.
