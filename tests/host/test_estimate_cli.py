@@ -22,10 +22,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 import nodes
 from headroom.cli import estimate as estimate_command
+from headroom.host.bands.named import DEVICES
 from headroom.host.following.calling import with_choices
 from headroom.host.following.kinds import NEUTRAL
 from headroom.host.following.stages import sampling
 from headroom.host.prediction.header_loading import loading_headers
+from headroom.host.vae.wrapper import PLANNED_BY_WORKERS
 from headroom.host.workflow.dry_run import DryRun
 from headroom.host.workflow.estimate import estimate_workflow
 from headroom.memory.on_disk import SUFFIX
@@ -226,6 +228,11 @@ def test_a_video_that_is_not_there_yet_is_encoded_in_its_size() -> None:
     assert [(stage.work, stage.node) for stage in found.stages] == [("decode", "3"), ("encode", "5"), ("decode", "6")]
     assert found.stages[1].method == "in the module's own chunks, from a file"
     assert found.ram_frames == 17 * 128 * 96 * 3 * 4, "17 frames, twice as large"
+    workflow["7"] = node("HeadroomVAE", vae=["1", 0], method="exact", workers=DEVICES)
+    workflow["5"]["inputs"]["vae"] = ["7", 0]
+    by_workers = answer(workflow).stages[1]
+    assert by_workers.doubt == PLANNED_BY_WORKERS, "the host's estimate stands for it"
+    assert by_workers.activations > 17 * 128 * 96
 
 
 @pytest.mark.usefixtures("models")
