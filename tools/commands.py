@@ -107,6 +107,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its options")
     command = add("train-painter", train_painter, "train the small Stable Diffusion that paints coloured shapes")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its options")
+    command = add("train-flux-painter", train_flux_painter, "train the small Flux that does too")
+    command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="...", help="its options")
     command = add("env", env, "make the environment and say where it is")
     command.add_argument("--json", action="store_true", help="one JSON object, the last line of the output")
     return top
@@ -194,6 +196,11 @@ def train_decoder(options: argparse.Namespace) -> int:
 def train_painter(options: argparse.Namespace) -> int:
     """Train it in the environment."""
     return _module(options, "tools.models.training.train_painter", *options.arguments)
+
+
+def train_flux_painter(options: argparse.Namespace) -> int:
+    """Train it in the environment."""
+    return _module(options, "tools.models.training.train_flux_painter", *options.arguments)
 
 
 def bench(options: argparse.Namespace) -> int:

@@ -11,11 +11,13 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from headroom.tools.demo.__main__ import PAINTED, PAINTER, painted
+from headroom.tools.models.painter import dit
 from headroom.tools.models.painter.judge import obeys, see
 from headroom.tools.models.painter.networks import TRAINED
 from headroom.tools.models.painter.scenes import COLOURS, PAIRS, RELATIONS, SHAPES, SINGLES, Scene, Thing, draw
 
 MOST_BYTES = 18_000_000  # with the decoder's 6.5 MB below 25 MB
+MOST_OF_FLUX = 4_500_000
 SIDE = 128
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -86,6 +88,18 @@ class TestFile:
         assert float(about["obeyed"]) >= 0.9
         assert set(types) == {torch.float16, torch.int64}
         assert types[torch.int64] == 1  # the words
+
+
+class TestFlux:
+    def test_eight_bits_are_those_of_each_row(self) -> None:
+        model = dit.DiT()
+        packed = dit.packed(model)
+        weights = {key for key in packed if key + dit.SCALE in packed}
+        assert {packed[key].dtype for key in weights} == {torch.int8}
+        assert sum(tensor.nbytes for tensor in packed.values()) <= MOST_OF_FLUX
+        for key, value in dit.unpacked(packed).items():
+            step = packed[key + dit.SCALE] if key in weights else 1e-3
+            assert ((value - model.state_dict()[key]).abs() <= 0.501 * step + 1e-6).all()
 
 
 class TestDemo:

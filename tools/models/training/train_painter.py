@@ -36,22 +36,17 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..from_host import host
-from ..painter.judge import obeys
 from ..painter.networks import CHANNELS, TEXT, TRAINED, UNET, WIDTH, WORDS, TextModel, begin, unet_module
-from ..painter.scenes import PAIRS, SINGLES, Scene, draw
+from ..painter.scenes import PAIRS, SINGLES, Scene
 from ..painter.words import Words
-from ..sd_vae import sensor_taps
-from .loop import Training, parse
-from .train_decoder import LATENT_FACTOR, Encoder, decode, trained_decoder
+from .loop import parse
+from .painting import BATCH, SIDE, Painting
 
-BATCH, EMA = 32, 0.9985
-NO_SENTENCE, ONE_OBJECT = 0.1, 0.12
 MOST_WEIGHT = 200.0
 NOISY, NOISY_FROM = 0.7, 0.9  # the share of times drawn from the noisy end, and where that begins
 NOTHING, NOTHING_FROM = 0.5, 0.96  # the share of pictures that are left out there
-SIDE, DRAWN_SIDE = 256, 64
 PLAIN_UP_TO = 1 << 15  # scores of a head
-GUIDANCE, SAMPLER_STEPS, GLANCE, JUDGED = 3.0, 20, 32, 500
+GUIDANCE, SAMPLER_STEPS = 3.0, 20
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, heads: int, *_: Any, **__: Any) -> Tensor:
@@ -82,20 +77,14 @@ class Painter(nn.Module):
         return predicted
 
 
-class PainterTraining(Training):
+class PainterTraining(Painting):
     """Scenes, the sentences that tell them, and noise."""
-
-    snapshot_seconds = 600.0
 
     def __init__(self, options: argparse.Namespace) -> None:
         layers = host("comfy.ldm.modules.attention")
         layers.optimized_attention = layers.optimized_attention_masked = attention
         rng = torch.Generator().manual_seed(options.seed)
         self.words = Words(sentences=["", *map(str, (*PAIRS, *SINGLES))])
-        self.shown, self.held_out = ([scene for scene in PAIRS if scene.held_out == out] for out in (False, True))
-        pictures = draw(self.held_out[:8], SIDE, torch.Generator().manual_seed(0)) * 2 - 1
-        self.encoder = Encoder({str(number): picture[None] for number, picture in enumerate(pictures)})
-        self.decoder = trained_decoder()
         self.sampling = host("comfy.model_sampling").ModelSamplingDiscrete()
         self.alphas = 1 / (1 + self.sampling.sigmas**2)
         number = len(self.words.known)
@@ -103,20 +92,10 @@ class PainterTraining(Training):
         if options.begin:
             weights = load_file(options.begin)
             painter.load_state_dict({key: value.float() for key, value in weights.items() if key != WORDS})
-        super().__init__(options, rng, painter, Painter(number, rng), EMA)
-
-    def latents(self, scenes: list[Scene]) -> Tensor:
-        """What the autoencoder makes of the scenes, at the size at which it is sampled."""
-        seen = F.conv2d(draw(scenes, DRAWN_SIDE, self.rng) * 2 - 1, sensor_taps(), stride=2)
-        matrix = self.encoder.matrix
-        return F.conv2d(seen, matrix[:, :-1], matrix[:, -1, 0, 0]) * LATENT_FACTOR
+        super().__init__(options, rng, painter, Painter(number, rng))
 
     def loss(self) -> Tensor:
-        chances = torch.rand(BATCH, 3, generator=self.rng).tolist()
-        pools = [SINGLES if one < ONE_OBJECT else self.shown for one, _, _ in chances]
-        scenes = [pool[int(which * len(pool))] for pool, (_, which, _) in zip(pools, chances)]
-        sentences = ["" if left_out < NO_SENTENCE else str(scene) for scene, (_, _, left_out) in zip(scenes, chances)]
-        latents = self.latents(scenes)
+        latents, sentences = self.batch()
         share = torch.rand(BATCH, generator=self.rng)
         noisy_end = torch.rand(BATCH, generator=self.rng) < NOISY
         share = torch.where(noisy_end, NOISY_FROM + (1 - NOISY_FROM) * share, share)
@@ -154,21 +133,8 @@ class PainterTraining(Training):
         painted: Tensor = sampler.sample_dpmpp_2m(denoise, torch.stack(noise) * sigmas[0], sigmas, disable=True)
         return painted
 
-    @torch.no_grad()
-    def obeyed(self, count: int) -> float:
-        """The share of pairs held out that are painted as told; each ``count`` has the same sentences and seeds."""
-        chosen = [self.held_out[number % len(self.held_out)] for number in range(count)]
-        right = 0
-        for start in range(0, count, GLANCE):
-            scenes = chosen[start : start + GLANCE]
-            latents = self.paint(scenes, list(range(start, start + len(scenes))))
-            pictures = decode(self.decoder, latents / LATENT_FACTOR).clamp(-1, 1).add(1).div(2).movedim(1, -1).numpy()
-            right += sum(obeys(picture, scene) for picture, scene in zip(pictures, scenes))
-        return right / count
-
     def write(self) -> str:
-        count = JUDGED if self.progress() >= 1 else GLANCE
-        share = self.obeyed(count)
+        share = self.judged()
         about = {
             "script": "tools/models/training/train_painter.py", "seed": str(self.options.seed),
             "steps": str(self.steps), "minutes": f"{self.seconds / 60:.0f}", "obeyed": f"{share:.3f}",
@@ -179,7 +145,7 @@ class PainterTraining(Training):
         partial = self.options.out.with_name(self.options.out.name + ".partial")
         save_file(weights, partial, about)
         partial.replace(self.options.out)
-        return f"{share:.1%} of {count} obeyed"
+        return f"{share:.1%} obeyed"
 
 
 def main() -> None:
