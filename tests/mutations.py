@@ -1425,8 +1425,13 @@ VAES = (
         ),
         (
             "strips: where the lowest have no room, a video goes on in no other way",
-            "self._turn_to_frames(call, DoesNotFit(int(self.planned)), least)",
-            "raise DoesNotFit(int(self.planned))",
+            "self._turn_to_frames(call, DoesNotFit(int(planned)), NARROWER * planned)",
+            "raise DoesNotFit(int(planned))",
+        ),
+        (
+            "strips: a way that needs less begins with its own least",
+            "rungs.begin_with(NARROWER * planned)",
+            "rungs.rise_to(NARROWER * planned)",
         ),
     ),
     *_of(
