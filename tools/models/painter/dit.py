@@ -86,7 +86,8 @@ class DoubleBlock(nn.Module):
     def forward(self, text: Tensor, image: Tensor, time: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         streams = [(self.txt, text, self.txt.mod(time)), (self.img, image, self.img.mod(time))]
         parts = [heads(one.attn.qkv(moved(x, *mod[:2])), one.attn.norm) for one, x, mod in streams]
-        found = attention(*(torch.cat(pair, 2) for pair in zip(*parts)), turns)
+        q, k, v = (torch.cat(pair, 2) for pair in zip(*parts))
+        found = attention(q, k, v, turns)
         results = []
         for (one, x, mod), seen in zip(streams, found.split([text.shape[1], image.shape[1]], 1)):
             x = x + mod[2] * one.attn.proj(seen)
