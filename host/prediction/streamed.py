@@ -199,12 +199,13 @@ def taken_elsewhere(coding: Coding) -> tuple[int, int]:
         return 0, 0
     with torch.device("meta"):
         pictures = pixels_like(vae, x)
+    held = _held(vae, x[:1].shape, Direction.DECODE)
     if coding.file_budget_gb is None:
         on_disk = isinstance(vae, LowMemoryVAE) and vae.headroom_settings.frames_on_disk
-        return (0, pictures.nbytes + _held(vae, x)) if on_disk else (pictures.nbytes, 0)
+        return (0, pictures.nbytes + held) if on_disk else (pictures.nbytes, 0)
     frames, height, width, _ = pictures.shape
     form = FORMATS.get(coding.file_format)
-    return 0, _held(vae, x) + (form.disk(width, height, frames) if form else 0)
+    return 0, held + (form.disk(width, height, frames) if form else 0)
 
 
 def _held_to_encode(vae: Any, pixels: Tensor) -> int:
@@ -212,17 +213,16 @@ def _held_to_encode(vae: Any, pixels: Tensor) -> int:
     or what is computed of all of them behind chunks."""
     if vae.latent_dim == PICTURE_SIZES or getattr(vae, "not_video", False):
         return 0
-    chunks, (frames, height, width) = chunks_of(vae.first_stage_model, Direction.ENCODE), pixels.shape[:3]
-    if chunks is None:
-        return int(torch.float32.itemsize * frames * height * width * min(COLOURS))
-    shapes = chunks(vae.first_stage_model, frames).held(torch.Size((1, min(COLOURS), frames, height, width)))
-    return int(vae.vae_dtype.itemsize) * sum(map(math.prod, shapes))
+    shape = torch.Size((1, min(COLOURS), *pixels.shape[:3]))
+    if chunks_of(vae.first_stage_model, Direction.ENCODE) is None:
+        return int(torch.float32.itemsize * shape.numel())
+    return _held(vae, shape, Direction.ENCODE)
 
 
-def _held(vae: Any, latent: Tensor) -> int:
+def _held(vae: Any, shape: torch.Size, direction: Direction) -> int:
     """Bytes of what is computed of all frames before or behind the chunks of a video, which lies in a file."""
-    chunks = chunks_of(vae.first_stage_model, Direction.DECODE) if latent.ndim == VIDEO else None
+    chunks = chunks_of(vae.first_stage_model, direction) if len(shape) == VIDEO else None
     if chunks is None:
         return 0
-    shapes = chunks(vae.first_stage_model, latent.shape[2]).held(latent[:1].shape)
+    shapes = chunks(vae.first_stage_model, shape[2]).held(shape)
     return int(vae.vae_dtype.itemsize) * sum(map(math.prod, shapes))

@@ -495,6 +495,13 @@ def test_an_encode_in_strips_where_the_module_has_no_room(name: str) -> None:
         encode_from_file(kind.load(), frames, Resizing(), predicted.weights / 2**30 + 1e-4)
 
 
+@pytest.mark.parametrize(("name", "gathers"), [("mochi", True), ("wan21", False), ("sd", False)])
+def test_frames_that_are_gathered_count_as_disk(name: str, gathers: bool) -> None:
+    pixels = AUTOENCODERS[name].pixels(64, 80, 7)
+    taken = taken_elsewhere(Coding(AUTOENCODERS[name].load(), pixels, encodes=True, file_budget_gb=0.0))
+    assert taken == (0, pixels.nbytes * gathers)
+
+
 def test_frames_are_resized_as_upscale_image_does_it() -> None:
     import comfy.utils
 
