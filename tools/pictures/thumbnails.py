@@ -1,6 +1,6 @@
 """The templates' thumbnails: a picture, and what the template takes of the card that its name says.
 
-The pictures are painted by the small model that the tests use, and say so, or are the photograph of a template that
+The pictures are painted by the small model that the tests use, and say so, or are a photograph where a template
 begins with one; the numbers are predicted from the names of the template's own files, whoever has them or not.
 """
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 from abc import abstractmethod
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ..drawing import Weights
 from ..painter.judge import obeys
 from ..painter.scenes import PAIRS, SINGLES, Scene, draw
 from ..sd_vae import sensor_taps
@@ -76,3 +80,18 @@ class Painting(Training):
     def judged(self) -> float:
         """:meth:`obeyed` of a few while it learns, and of 500 in the end."""
         return self.obeyed(JUDGED if self.progress() >= 1 else GLANCE)
+
+    @abstractmethod
+    def weights(self) -> Weights:
+        """The averaged ones, as they are committed."""
+
+    def write(self) -> str:
+        share = self.judged()
+        about = {
+            "script": f"tools/models/training/{Path(inspect.getfile(type(self))).name}", "seed": str(self.options.seed),
+            "steps": str(self.steps), "minutes": f"{self.seconds / 60:.0f}", "obeyed": f"{share:.3f}",
+        }  # fmt: skip
+        partial = self.options.out.with_name(self.options.out.name + ".partial")
+        save_file(self.weights(), partial, about)
+        partial.replace(self.options.out)
+        return f"{share:.1%} obeyed"

@@ -17,9 +17,9 @@ import argparse
 from typing import Any, cast
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from ..drawing import Weights
 from ..from_host import host
 from ..painter.dit import SPREAD, TRAINED, DiT, packed
 from ..painter.networks import trained_text
@@ -114,16 +114,8 @@ class FluxPainterTraining(Painting):
         painted = host("comfy.k_diffusion.sampling").sample_euler(denoise, torch.stack(noise), sigmas, disable=True)
         return torch.einsum("oi,nohw->nihw", self.spread / LENGTH**2, painted)
 
-    def write(self) -> str:
-        share = self.judged()
-        about = {
-            "script": "tools/models/training/train_flux_painter.py", "seed": str(self.options.seed),
-            "steps": str(self.steps), "minutes": f"{self.seconds / 60:.0f}", "obeyed": f"{share:.3f}",
-        }  # fmt: skip
-        partial = self.options.out.with_name(self.options.out.name + ".partial")
-        save_file(packed(cast(DiT, self.average)) | {SPREAD: self.spread.contiguous()}, partial, about)
-        partial.replace(self.options.out)
-        return f"{share:.1%} obeyed"
+    def weights(self) -> Weights:
+        return packed(cast(DiT, self.average)) | {SPREAD: self.spread.contiguous()}
 
 
 def main() -> None:

@@ -32,9 +32,10 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from ..drawing import Weights
 from ..from_host import host
 from ..painter.networks import CHANNELS, TEXT, TRAINED, UNET, WIDTH, WORDS, TextModel, begin, unet_module
 from ..painter.scenes import PAIRS, SINGLES, Scene
@@ -133,19 +134,11 @@ class PainterTraining(Painting):
         painted: Tensor = sampler.sample_dpmpp_2m(denoise, torch.stack(noise) * sigmas[0], sigmas, disable=True)
         return painted
 
-    def write(self) -> str:
-        share = self.judged()
-        about = {
-            "script": "tools/models/training/train_painter.py", "seed": str(self.options.seed),
-            "steps": str(self.steps), "minutes": f"{self.seconds / 60:.0f}", "obeyed": f"{share:.3f}",
-        }  # fmt: skip
+    def weights(self) -> Weights:
         weights, average = {WORDS: torch.tensor(self.words.known)}, cast(Painter, self.average)
         for prefix, module in ((TEXT, average.text), (UNET, average.unet)):
             weights |= {prefix + key: value.half().contiguous() for key, value in module.state_dict().items()}
-        partial = self.options.out.with_name(self.options.out.name + ".partial")
-        save_file(weights, partial, about)
-        partial.replace(self.options.out)
-        return f"{share:.1%} obeyed"
+        return weights
 
 
 def main() -> None:
