@@ -1,6 +1,6 @@
 """How GGML stores weights: of each type its number in files, how many values are a block, and the bytes of one.
 
-Types and numbers: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; 40 and 41, which it does not have yet, and
+Types and numbers: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md; 40 to 42, which it does not have yet, and
 what a block holds: the structures of ``ggml.h`` and ``ggml-common.h`` beside it. Two bytes of a block are a scale, or
 a least value, in float16.
 """
@@ -63,4 +63,5 @@ GGML_TYPES = {
     39: GGMLType("MXFP4", 32, 1 + 16),
     40: GGMLType("NVFP4", 64, 4 + 32),  # a scale of 8 bits for every 16 values
     41: GGMLType("Q1_0", 128, 2 + 16),
+    42: GGMLType("Q2_0", 64, 2 + 16),
 }
