@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
-from .chart import BACKGROUND, FAINT, INK, LABEL_SIZE, MARGIN, TITLE_SIZE, WIDTH
+from .chart import BACKGROUND, FAINT, INK, LABEL_SIZE, MARGIN, TITLE_SIZE, WIDTH, cut
 
-ROW = 24
-LABELS = 380  # pixels for the names
-VALUES = 120  # and for the numbers behind the bars
+ROW = 36
+LABELS = 480  # pixels for the names
+VALUES = 170  # and for the numbers behind the bars
 PLAIN, MARKED = "#4ea1ff", "#f4a259"
 
 
@@ -44,7 +44,7 @@ def draw_bars(title: str, subtitle: str, bars: Sequence[Bar]) -> Image.Image:
     for number, bar in enumerate(bars):
         top, left = head + number * ROW, MARGIN + LABELS
         end = left + int(room * bar.value / longest)
-        canvas.text((MARGIN, top), bar.label, INK, label)
-        canvas.rectangle((left, top + 3, end, top + ROW - 6), MARKED if bar.marked else PLAIN)
+        canvas.text((MARGIN, top), cut(canvas, bar.label, label, LABELS - 8), INK, label)
+        canvas.rectangle((left, top + 4, end, top + ROW - 8), MARKED if bar.marked else PLAIN)
         canvas.text((end + 8, top), bar.text, INK, label)
     return image

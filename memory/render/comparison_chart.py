@@ -7,17 +7,26 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw, ImageFont
 
-from .chart import BACKGROUND, FAINT, INK, LABEL_SIZE, MARGIN, MEMORY_GROWTH, TIME, TITLE_SIZE, WIDTH
+from .chart import (
+    BACKGROUND,
+    FAINT,
+    INK,
+    LABEL_SIZE,
+    MARGIN,
+    MEMORY_GROWTH,
+    TIME,
+    TITLE_SIZE,
+    WIDTH,
+    Font,
+    cut,
+)
 from .comparison import Comparison, Measured, Outcome, ratio_text, size_text, time_text
 
-ROW = 44
-THICKNESS = 14
-NAMES, NUMBERS, ERRORS = 240, 150, 160  # pixels for the names, for the text behind the bars, and for the errors
+ROW = 104  # a line with the name, and two bars
+THICKNESS = 20
+NUMBERS = 250  # pixels for the text behind the bars
 BAND = "#262a33"
-NO_ROOM = "..."
-LEGEND = "blue: peak memory of the step, orange: time; the line across is the reference; right: error"
-
-Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
+LEGEND = "blue: peak memory; orange: time; line across: the first; right: its error"
 
 
 def draw_comparison(comparison: Comparison) -> Image.Image:
@@ -35,17 +44,18 @@ def draw_comparison(comparison: Comparison) -> Image.Image:
 
 
 def _draw_outcome(canvas: ImageDraw.ImageDraw, font: Font, comparison: Comparison, outcome: Outcome, top: int) -> None:
-    middle = top + (ROW - LABEL_SIZE) // 2 - 4
-    canvas.text((MARGIN, middle), _cut(canvas, outcome.name, font, NAMES - 8), INK, font)
-    left, right = MARGIN + NAMES, WIDTH - MARGIN
+    right, second = WIDTH - MARGIN, top + LABEL_SIZE + 12
     if outcome.measured is None:
-        canvas.text((left, middle), _cut(canvas, outcome.remark, font, right - left), FAINT, font)
+        canvas.text((MARGIN, top), cut(canvas, outcome.name, font, right - MARGIN), INK, font)
+        canvas.text((MARGIN, second), cut(canvas, outcome.remark, font, right - MARGIN), FAINT, font)
         return
     words = " · ".join(filter(None, comparison.error_text(outcome)))
-    canvas.text((right - canvas.textlength(words, font), middle), words, INK, font)
+    far = right - canvas.textlength(words, font)
+    canvas.text((MARGIN, top), cut(canvas, outcome.name, font, far - MARGIN - 16), INK, font)
+    canvas.text((far, top), words, INK, font)
     memory, seconds = size_text(outcome.measured.peak), time_text(outcome.measured.seconds)
-    _draw_bar(canvas, font, _Bar(comparison, outcome.measured, _peak, MEMORY_GROWTH, memory), top)
-    _draw_bar(canvas, font, _Bar(comparison, outcome.measured, _seconds, TIME, seconds), top + THICKNESS + 4)
+    _draw_bar(canvas, font, _Bar(comparison, outcome.measured, _peak, MEMORY_GROWTH, memory), second)
+    _draw_bar(canvas, font, _Bar(comparison, outcome.measured, _seconds, TIME, seconds), second + THICKNESS + 6)
 
 
 @dataclass(frozen=True)
@@ -61,8 +71,8 @@ class _Bar:
 
 def _draw_bar(canvas: ImageDraw.ImageDraw, font: Font, bar: _Bar, top: int) -> None:
     done = (outcome.measured for outcome in bar.comparison.outcomes if outcome.measured is not None)
-    left = MARGIN + NAMES
-    scale = (WIDTH - MARGIN - left - NUMBERS - ERRORS) / (max(map(bar.value, done)) or 1.0)
+    left = MARGIN
+    scale = (WIDTH - MARGIN - left - NUMBERS) / (max(map(bar.value, done)) or 1.0)
     end = behind = left + bar.value(bar.measured) * scale
     canvas.rectangle((left, top, end, top + THICKNESS), bar.colour)
     text, reference = bar.text, bar.comparison.reference
@@ -71,7 +81,7 @@ def _draw_bar(canvas: ImageDraw.ImageDraw, font: Font, bar: _Bar, top: int) -> N
         canvas.line((mark, top - 2, mark, top + THICKNESS + 2), INK, 2)
         behind = max(end, mark)
         text += f" {ratio_text(bar.value(bar.measured), bar.value(reference))}"
-    canvas.text((behind + 8, top - 3), text, INK, font)
+    canvas.text((behind + 8, top - 5), text, INK, font)
 
 
 def _peak(measured: Measured) -> float:
@@ -80,13 +90,3 @@ def _peak(measured: Measured) -> float:
 
 def _seconds(measured: Measured) -> float:
     return measured.seconds
-
-
-def _cut(canvas: ImageDraw.ImageDraw, words: str, font: Font, room: float) -> str:
-    """As many words of the first line as there is room for."""
-    words = words.partition("\n")[0]
-    if canvas.textlength(words, font) <= room:
-        return words
-    while words and canvas.textlength(words + NO_ROOM, font) > room:
-        words = words[:-1]
-    return words + NO_ROOM

@@ -6,9 +6,9 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..prediction.forecast import Forecast, Stage
 from ..units import format_bytes
-from .chart import BACKGROUND, FAINT, INK, LABEL_SIZE, MARGIN, MEMORY_BEFORE, MEMORY_GROWTH, TITLE_SIZE, WIDTH
+from .chart import BACKGROUND, FAINT, INK, LABEL_SIZE, MARGIN, MEMORY_BEFORE, MEMORY_GROWTH, TITLE_SIZE, WIDTH, cut
 
-HEIGHT = 420
+HEIGHT = 500
 GAP = 24
 LIMIT = "#ff5d5d"
 
@@ -20,14 +20,15 @@ def draw_forecast(forecast: Forecast, title: str = "Will it fit?") -> Image.Imag
     heading, label = ImageFont.load_default(TITLE_SIZE), ImageFont.load_default(LABEL_SIZE)
     canvas.text((MARGIN, MARGIN - 8), f"{title} {forecast.verdict.value.replace('_', ' ')}", INK, heading)
     canvas.text((MARGIN, MARGIN + TITLE_SIZE), forecast.card.title, FAINT, label)
-    top, bottom = 2 * MARGIN + TITLE_SIZE + LABEL_SIZE, HEIGHT - 2 * MARGIN
+    top, bottom = 2 * MARGIN + TITLE_SIZE + LABEL_SIZE, HEIGHT - MARGIN - 2 * (LABEL_SIZE + 6)
     most = max(forecast.peak, forecast.allowed, 1) * 1.05
     scale = (bottom - top) / most
     width = (WIDTH - 2 * MARGIN - GAP * (len(forecast.stages) - 1)) / max(1, len(forecast.stages))
     for number, stage in enumerate(forecast.stages):
         left = MARGIN + number * (width + GAP)
         _draw_stage(canvas, stage, (left, bottom), width, scale)
-        canvas.text((left, bottom + 6), f"{stage.work}: {format_bytes(stage.peak)}", INK, label)
+        canvas.text((left, bottom + 6), cut(canvas, stage.work, label, width), INK, label)
+        canvas.text((left, bottom + LABEL_SIZE + 10), format_bytes(stage.peak), INK, label)
     _draw_limit(canvas, bottom - forecast.allowed * scale)
     words = f"limit {format_bytes(forecast.allowed)}"
     canvas.text((WIDTH - MARGIN - canvas.textlength(words, label), MARGIN + TITLE_SIZE), words, LIMIT, label)

@@ -6,11 +6,23 @@ from PIL import Image, ImageDraw, ImageFont
 
 from ..prediction.training import TrainingForecast, TrainingWay
 from ..units import format_bytes
-from .chart import BACKGROUND, FAINT, INK, LABEL_SIZE, MARGIN, MEMORY_BEFORE, MEMORY_GROWTH, TIME, TITLE_SIZE, WIDTH
+from .chart import (
+    BACKGROUND,
+    FAINT,
+    INK,
+    LABEL_SIZE,
+    MARGIN,
+    MEMORY_BEFORE,
+    MEMORY_GROWTH,
+    TIME,
+    TITLE_SIZE,
+    WIDTH,
+    cut,
+)
 from .forecast_chart import LIMIT
 from .memory_bar import Load, MemoryBar
 
-ROW, NAMES, VALUES = 40, 270, 160
+ROW, NAMES, VALUES = 48, 370, 240
 LEARNT = "#7a5195"
 COLOURS = {"weights": MEMORY_BEFORE, "adapter": LEARNT, "outside": TIME, "activations": MEMORY_GROWTH}
 WORDS = {"adapter": "adapter, gradients, optimizer", "outside": "outside of the blocks"}
@@ -56,9 +68,9 @@ def _draw_legend(canvas: ImageDraw.ImageDraw, font: ImageFont.ImageFont | ImageF
     left = float(MARGIN)
     for part, colour in COLOURS.items():
         word = WORDS.get(part, part)
-        canvas.rectangle((left, top + 4, left + 12, top + 16), colour)
-        canvas.text((left + 18, top), word, FAINT, font)
-        left += 18 + canvas.textlength(word, font) + 24
+        canvas.rectangle((left, top + 8, left + 14, top + 22), colour)
+        canvas.text((left + 20, top), word, FAINT, font)
+        left += 20 + canvas.textlength(word, font) + 20
 
 
 def _draw_way(
@@ -69,14 +81,14 @@ def _draw_way(
     top: int,
     scale: float,
 ) -> None:
-    name = way.name if len(way.name) < 32 else f"{way.name[:30]}…"
+    name = cut(canvas, way.name, font, NAMES - 8)
     canvas.text((MARGIN, top + 6), name, INK if way is forecast.way else FAINT, font)
     left = MARGIN + float(NAMES)
     for part, size in _sizes(forecast, way):
-        canvas.rectangle((left, top + 4, left + size * scale, top + ROW - 10), COLOURS[part])
+        canvas.rectangle((left, top + 4, left + size * scale, top + ROW - 12), COLOURS[part])
         left += size * scale
     if way is forecast.way:
-        canvas.rectangle((MARGIN + NAMES - 2, top + 2, left + 2, top + ROW - 8), outline=INK)
+        canvas.rectangle((MARGIN + NAMES - 2, top + 2, left + 2, top + ROW - 10), outline=INK)
     words = f"{format_bytes(forecast.peak(way))} · {way.operations:.2f}x"
     canvas.text((WIDTH - MARGIN - canvas.textlength(words, font), top + 6), words, INK, font)
 

@@ -131,7 +131,8 @@ def _moved(link: list, spec: Template) -> list:
 
 def test_only_stand_ins_names_and_sizes_differ(name: str, spec: Template) -> None:
     graph = twin(name)
-    assert {graph[number]["class_type"] for number in spec.without.split()} <= {"VAELoader", "SaveLatent"}
+    left_out = {graph[number]["class_type"] for number in spec.without.split()}
+    assert left_out <= {"VAELoader", "SaveLatent", "PreviewImage"}
     assert {graph[number]["class_type"] for number in spec.nodes if number in graph} <= STAND_INS
     assert {one["class_type"] for one in spec.nodes.values()} <= REAL
     assert {key.partition(".")[2] for key in spec.values} <= NAMES | SIZES
@@ -195,11 +196,11 @@ def test_the_note_names_every_file(spec: Template, saved: Workflow, queued: Work
     assert loaded
     for file in loaded:
         folder, address = MODELS[file]
-        assert f"- `models/{folder}/` [{file}]({address}/{file})" in text
+        assert f"- *models/{folder}/* [{file}]({address}/{file})" in text
     offered = {one["name"]: one for node in saved["nodes"] for one in node["properties"].get("models", [])}
     assert set(offered) == loaded
     assert all(one["url"] == f"{MODELS[file][1]}/{file}" for file, one in offered.items())
-    assert len(re.findall(r"^- `models/", text, re.MULTILINE)) == len(loaded)
+    assert len(re.findall(r"^- \*models/", text, re.MULTILINE)) == len(loaded)
 
 
 # ----------------------------------------------------------------------------------------- with the files that it names

@@ -95,7 +95,7 @@ The 16-bit files go in, no other download is needed:
 - **Layerwise Casting** stores model and T5 in 8 bits with scales, and computes in 16: half the memory.
 - **Block Offload** lets the model's weights take `vram_budget_gb` of the card; the rest comes from RAM at every
   step, bit for bit the same picture. A larger budget is faster, a smaller one leaves more for the picture.
-- **VAE Decode (exact, low memory)** needs no more than what is free.
+- **VAE Decode (exact, low memory)** stays within the card's memory, less what ComfyUI reserves.
 
 Not sure which budget? **Make It Fit** (template *Out of memory - make SDXL fit 6GB*) finds it.
 """,
@@ -128,20 +128,20 @@ RAM has to hold model and text encoder, 32 GB together.
         stages={
             "Models": "1 2 3",
             "Prompt and size": "4 5 6 7",
-            "Plan": "8 9",
+            "Plan": "8",
             "Sampling": "10",
             "Picture": "11 12 13",
         },
         nodes={"2": two_clips("flux")},
+        without="9",
         values={"1.unet_name": FLUX, "3.vae_name": FLUX_VAE, "4.text": PROMPT, **picture("7", 1024), "10.steps": 20},
     ),
     "sd35_text_to_image": Template(
         title="SD 3.5 Large on 16GB",
         about="""
 **Layerwise Casting** stores the 8-billion-parameter model in 8 bits with scales; norms, embedders, first and last
-layers stay as they are. **Attention by Block and Step** at `auto` takes the fastest exact kernel that this card has.
-One that has none takes `sliced`, slower: a few query rows at a time, so that memory does not grow with the square of
-the tokens; with `slice_rows` 0 it finds their number itself.
+layers stay as they are. **Attention by Block and Step** at `auto` takes torch's fused kernel where that
+needs little memory, else `online`, whose memory does not grow with the square of the tokens: exact both.
 
 The checkpoint asks you to accept its licence where it is offered.
 """,
@@ -203,15 +203,16 @@ that the stock VAE Decode behind it stays within the memory there is, exactly.
         about="""
 **Make It Fit** goes through model, VAE and prompt without data and chooses what fits this card: how attention is
 computed, how much of the weights stays on the card, the VAE's strips. With `quality` at `exact` nothing changes the
-picture. Its plan stands on its face, its chart beside it; sampler and VAE Decode behind it are stock nodes.
+picture. Its plan stands on its face, with a bar for each stage; sampler and VAE Decode behind it are stock nodes.
 """,
         stages={
             "Models": "1 2 3 4",
             "Prompt and size": "5 6 7",
-            "Plan": "8 13",
+            "Plan": "8",
             "Sampling": "9",
             "Picture": "10 11 12",
         },
+        without="13",
         nodes={"2": one_clip("qwen_3_4b.safetensors", "lumina2")},
         values={
             "1.unet_name": "z_image_turbo_bf16.safetensors",
@@ -261,9 +262,9 @@ computes about a third more, and the gradients are the same bits.
     "wan_text_to_video": Template(
         title="Wan video on 8GB",
         about="""
-81 frames of 832 x 480. **VAE Decode (exact, low memory)** decodes them in strips of rows through all frames:
-neither seams between tiles nor flicker between pieces of time, as both appear with tiles. **Attention by Block and
-Step** at `auto` takes the best exact kernel that this machine has, and the Memory Report says which ran.
+81 frames of 832 x 480. **VAE Decode (exact, low memory)** decodes them in ComfyUI's own chunks of
+frames, in strips of rows where a chunk does not fit: no seams and no flicker, which tiles can show. **Attention by
+Block and Step** at `auto` takes the best exact kernel that this machine has, and the Memory Report says which ran.
 
 For the 14B model change the file and add **Block Offload** or **Make It Fit** behind the loader.
 """,
@@ -409,8 +410,8 @@ It takes long on a small card. Bypass the sampler to see encode and decode alone
         title="Will it fit - know before you queue",
         about="""
 **Will It Fit?** stands between latent and sampler. In about a second it predicts what text encoder, sampling and
-decode take at their highest, without running them, shows a chart, and with `if_too_big` at `stop` ends the run
-before the sampler has loaded anything.
+decode take at their highest, without running them, shows a bar for each, and with `if_too_big` at `stop` ends the
+run before the sampler has loaded anything.
 
 Try it: set `vram_gb` and `gpu` to a card that you do not have, or the latent to 4096. From a terminal the same
 answer: `python3 cli/estimate.py workflow.json --gpu sm86 --vram 8`
@@ -418,11 +419,11 @@ answer: `python3 cli/estimate.py workflow.json --gpu sm86 --vram 8`
         stages={
             "Model": "1 5",
             "Prompt and size": "2 3 4",
-            "Prediction": "6 12",
+            "Prediction": "6",
             "Sampling": "7",
             "Picture": "9 10 11",
         },
-        without="8",
+        without="8 12",
         values={
             "1.ckpt_name": SDXL,
             "2.text": PROMPT,
@@ -444,8 +445,8 @@ chosen, why, and what else there was.
 Sampler and VAE Decode are stock nodes: put it into any graph of your own, or let `python3 cli/fit.py workflow.json
 -o fitted.json` do it.
 """,
-        stages={"Model": "1", "Prompt and size": "2 3 4", "Plan": "5 11", "Sampling": "6", "Picture": "8 9 10"},
-        without="7",
+        stages={"Model": "1", "Prompt and size": "2 3 4", "Plan": "5", "Sampling": "6", "Picture": "8 9 10"},
+        without="7 11",
         values={
             "1.ckpt_name": SDXL,
             "2.text": PROMPT,

@@ -32,6 +32,7 @@ FACES = dict.fromkeys(("Report", "Estimate", "Fit", "Compare"), TABLE) | dict.fr
     ("Cast", "CastCLIP", "Offload", "Training"), SENTENCES
 )
 SHOWING_PICTURES = ("LoadImage", "SaveImage", "PreviewImage", "ImageCompare", "SaveVideo", "HeadroomVAEDecodeVideo")
+COMPARE, CHART = "HeadroomCompare", (560, 330)  # whose chart is read there, and the size of one
 # What does not get narrower, by the names of its widgets or its own.
 WIDTHS = {"HeadroomLocalAttention": TEXT_WIDTH, "HeadroomVAEDecodeVideo": 300, "HeadroomVAEDecode": 290}
 NOTE, NOTE_WIDTH, NOTE_LINE, LETTERS = "MarkdownNote", 390, 15, 50  # letters in a line of a note
@@ -205,11 +206,18 @@ class _Drawing:
         rows = max(len(inputs) - len(widgets), len(self._outputs(number)))
         height = round(room * (6 + ROW * rows + (8 + WIDGET * shown if shown else 0))) + (TEXT - WIDGET) * texts
         width = WIDTHS.get(kind, TEXT_WIDTH if texts else WIDTH)
+        if any(is_link(link) and self.graph[link[0]]["class_type"] == COMPARE for link in self._given(number)):
+            return CHART[0], height + CHART[1]
         if kind in SHOWING_PICTURES:
             return width, height + PICTURE
         if (face := FACES.get(kind.removeprefix("Headroom"))) is not None and kind.startswith("Headroom"):
             return face[0], max(face[1], height + TEXT)
         return width, height
+
+    def _given(self, number: str) -> Iterator[Any]:
+        """To a node that shows a picture."""
+        node = self.graph[number]
+        yield from node["inputs"].values() if node["class_type"] == "PreviewImage" else ()
 
     def _group(self, number: int, title: str) -> Node:
         inside = self.stages[title]
