@@ -22,7 +22,7 @@ from .setup.environment import PACK
 CONFIGURATION, OUT = PACK / "mkdocs.yml", PACK / "output/site"
 LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)|(?:src|href)=\"([^\"#]+)\"")
 WORDED = re.compile(r"\[([^\]]+)\]\(([^)\s#]+)\)")
-CHINESE = "zh.md"  # of a node's help; ComfyUI looks for its pictures where those of the English page lie
+TRANSLATED = ("zh.md", "ja.md")  # of a node's help; ComfyUI looks for its pictures where those of the English page lie
 
 
 def main() -> int:
@@ -54,7 +54,7 @@ def gather(folder: Path, nav: object) -> None:
 def _page(page: Path) -> str:
     """Its text, with links to folders, which a site has not, made into words."""
     text = (PACK / page).read_text(encoding="utf-8")
-    if page.name == CHINESE:
+    if page.name in TRANSLATED:
         text = text.replace("](pictures/", "](../pictures/")
 
     def worded(found: re.Match[str]) -> str:

@@ -57,7 +57,7 @@ def test_every_input_and_node_explains_itself() -> None:
             assert one.tooltip, (schema.node_id, one.display_name or one.io_type)
 
 
-@pytest.mark.parametrize("language", ["", "zh"])
+@pytest.mark.parametrize("language", ["", "zh", "ja"])
 @pytest.mark.parametrize(
     ("node", "choices"),
     [("HeadroomAttention", BACKEND_CHOICES), ("HeadroomCast", STORAGES), ("HeadroomCastCLIP", STORAGES)],

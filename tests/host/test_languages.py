@@ -22,9 +22,10 @@ TRANSLATED = ("zh", "ja")
 HEADINGS = {
     "en": ["When to use it", "Inputs", "Outputs", "Together with other nodes", "Measured", "Limits"],
     "zh": ["何时使用", "输入", "输出", "与其他节点配合", "实测", "局限"],
+    "ja": ["使いどころ", "入力", "出力", "他のノードとの組み合わせ", "実測", "制限"],
 }
-EMPTY = {"en": "empty", "zh": "留空"}
-RANGE = {"en": "{}; {} to {}", "zh": "{}；{} 至 {}"}
+EMPTY = {"en": "empty", "zh": "留空", "ja": "空"}
+RANGE = {"en": "{}; {} to {}", "zh": "{}；{} 至 {}", "ja": "{}；{}〜{}"}
 ROW = re.compile(r"^\| `(\w+)`[^|]*\| ([^|]*?) ?\|", re.MULTILINE)
 PICTURE = re.compile(r"^!\[[^\]]+\]\(([^)]+)\)$", re.MULTILINE)
 # Readable in the help panel, and small enough that all of them fit into the archive.
@@ -47,6 +48,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "added": (*LINE, "other", "other_kind"), "left_alone": LINE, "in_subgraph": ("subgraph",), "why_guider": (),
     "why_guider_shared": ("guider",), "why_not_connected": ("input",), "why_no_vae": (), "why_no_vae_in_it": (),
     "inserted": ("count",), "nothing_inserted": (), "fitted_already": (), "nothing_to_fit": (),
+    "circle": ("node",), "nothing_to_predict": (), "nothing_followed": ("why",),
 }  # fmt: skip
 
 
@@ -146,15 +148,16 @@ def first_table(section: str) -> list[tuple[str, str]]:
     return ROW.findall(section.strip().partition("\n\n")[0])
 
 
+@pytest.mark.parametrize("language", TRANSLATED)
 @pytest.mark.parametrize("node", IDS)
-def test_help_in_english_and_chinese_with_the_same_figures_and_tables(node: str) -> None:
-    page, chinese = help_page(node, "en"), help_page(node, "zh")
-    assert figures(chinese) == figures(page)
+def test_help_in_every_language_has_the_same_figures_and_tables(node: str, language: str) -> None:
+    page, theirs = help_page(node, "en"), help_page(node, language)
+    assert figures(theirs) == figures(page)
     for mark in ("#", "|", "- "):
-        assert _lines(chinese, mark) == _lines(page, mark), mark
-    assert chinese.startswith("# " + translations("zh")[node]["display_name"].partition("（")[0])
+        assert _lines(theirs, mark) == _lines(page, mark), mark
+    assert theirs.startswith("# " + translations(language)[node]["display_name"].partition("（")[0])
     names = re.findall(r"^\*\*([a-z_]+)", page, re.MULTILINE)
-    assert all(name in chinese for name in names), names
+    assert all(name in theirs for name in names), names
 
 
 def _lines(page: str, mark: str) -> int:
@@ -209,7 +212,7 @@ def test_help_shows_a_picture_of_the_graph(node: str, language: str) -> None:
 def test_no_help_page_without_its_node() -> None:
     assert {path.stem for path in HELP.glob("*.md")} == set(IDS)
     assert {path.name for path in HELP.iterdir() if path.is_dir()} == {*IDS, "pictures"}
-    assert {path.name for path in HELP.glob("*/*.md")} == {"zh.md"}
+    assert {path.name for path in HELP.glob("*/*.md")} == {f"{language}.md" for language in TRANSLATED}
     assert {path.name for path in (HELP / "pictures").iterdir()} == {f"{node}.jpg" for node in IDS}
 
 
