@@ -23,9 +23,14 @@ LINK_NAMES = ("id", "origin_id", "origin_slot", "target_id", "target_slot")
 
 class BadWorkflow(ValueError):
     """What is no workflow, or not a whole one; the message says what to do, in one line: ids and names in it are the
-    file's, and can be anything."""
+    file's, and can be anything.
 
-    def __init__(self, text: str) -> None:
+    Attributes:
+        code, values: which sentence it is and what stands in it, for whoever says it in another language; often none.
+    """
+
+    def __init__(self, text: str, code: str = "", **values: str) -> None:
+        self.code, self.values = code, values
         line = " ".join(text.split())
         super().__init__(line if len(line) <= LONGEST else f"{line[:LONGEST]} ...")
 

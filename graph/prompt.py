@@ -91,7 +91,7 @@ def in_order(numbers: Iterable[str], parents_of: Neighbours) -> list[str]:
             elif parent not in finished:
                 path.append(_entered(parent, finished, parents_of))
             elif not finished[parent]:
-                raise BadWorkflow(f"the workflow has a circle through node {parent}")
+                raise BadWorkflow(f"the workflow has a circle through node {parent}", "circle", node=parent)
     return order
 
 

@@ -1854,8 +1854,8 @@ WORKFLOWS = (
         "host/test_templates_table.py",
         (
             "estimate: what was not followed is taken to take no memory",
-            'in this workflow: {reasons}", run.complete)',
-            'in this workflow: {reasons}", True)',
+            '"; ".join(_not_followed(run)), run.complete)',
+            '"; ".join(_not_followed(run)), True)',
         ),
     ),
     *_of(

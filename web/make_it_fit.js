@@ -19,19 +19,25 @@ function toast(severity, detail) {
   app.extensionManager.toast.add({ severity, summary: title(), detail, life: 1000 * SECONDS });
 }
 
+/** What may be lost. */
+export const quality = () => setting(QUALITY) ?? "exact";
+
 /** What is said of an answer that has no sentence. */
-export const answers = ({ status }) => say("server_answers", `the server answers HTTP ${status}`, { status });
+const answers = ({ status }) => say("server_answers", `The server answered with HTTP ${status}.`, { status });
+
+/** The error of an answer that is none, in the page's language where its sentence is known. */
+export const refused = ({ error, told }, response) => new Error(error ? sayTold(error, told) : answers(response));
 
 /** The lines of an answer's part, in the page's language. */
 export const linesOf = ({ told, ...answer }, part) => [answer[part]].flat().map((line, at) => sayTold(line, told?.[part]?.[at]));
 
 /** The server's answer to the open workflow: what it would put in. An Error with its sentence where it cannot. */
 export async function fitted() {
-  const asked = { workflow: app.rootGraph.serialize(), limit: allowed(), quality: setting(QUALITY) ?? "exact" };
+  const asked = { workflow: app.rootGraph.serialize(), limit: allowed(), quality: quality() };
   const headers = { "Content-Type": "application/json" };
   const response = await app.api.fetchApi("/headroom/fit", { method: "POST", headers, body: JSON.stringify(asked) });
   const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(answer.error ?? answers(response));
+  if (!response.ok) throw refused(answer, response);
   return answer;
 }
 
@@ -95,7 +101,7 @@ app.registerExtension({
       id: LIMIT,
       category: ["Headroom", TITLE, "Limit"],
       name: "Share of the card that Make It Fit may use",
-      tooltip: "Of the nodes that the command puts in; those that are there keep theirs.",
+      tooltip: "0.85: 85 %. Of the nodes that the command adds; those already there keep theirs.",
       type: "slider",
       attrs: { min: 0.1, max: 1, step: 0.05 },
       defaultValue: 0.85,
@@ -104,7 +110,7 @@ app.registerExtension({
       id: QUALITY,
       category: ["Headroom", TITLE, "Quality"],
       name: "What Make It Fit may lose",
-      tooltip: "exact: nothing. near_exact: also 8-bit weights. any: also 4-bit weights and feathered tiles.",
+      tooltip: "exact: nothing. near_exact: 8-bit weights and 16-bit maps of the VAE. any: also 4-bit weights and feathered tiles.",
       type: "combo",
       options: ["exact", "near_exact", "any"],
       defaultValue: "exact",

@@ -11,7 +11,7 @@ const empty = () => say("no_numbers", "Memory: no numbers before a run");
 
 const GB = 2 ** 30;
 const MB = 2 ** 20;
-const bytes = (count) => (count >= GB ? `${(count / GB).toFixed(2)} GB` : `${Math.round(count / MB)} MB`);
+export const bytes = (count) => (count >= GB ? `${(count / GB).toFixed(2)} GB` : `${Math.round(count / MB)} MB`);
 const percent = (part, whole) => `${(100 * part) / whole}%`;
 
 function element(style, { text = "", title = "" } = {}) {
@@ -45,7 +45,8 @@ function row(load, allowed, scale) {
   const cut = { overflow: "hidden", textOverflow: "ellipsis", whiteSpace: "nowrap" };
   const name = element({ width: "90px", ...cut }, { text: load.name, title: load.title ?? load.name });
   const peak = element({ width: "60px", textAlign: "right" }, { text: bytes(load.peak) });
-  if (load.peak > allowed) peak.style.color = LIMIT;
+  // In the theme's own colour, which is read on its ground.
+  if (load.peak > allowed) Object.assign(peak.style, { fontWeight: "bold", textDecoration: `underline 2px ${LIMIT}` });
   made.append(name, track, peak);
   return made;
 }
@@ -70,11 +71,15 @@ export function addMemoryBar(node) {
   widget.computeSize = (width) => [width, box.childElementCount && ROW_HEIGHT * box.childElementCount + MARGIN];
 }
 
+/** A kind of work in the page's language, behind the number of its node if it has one. */
+export const translated = (name) => name.replace(/\w+$/, (work) => say(`work_${work}`, work));
+
 /** Shows the numbers of an output that has some. */
 export function showMemoryBar(node, output) {
   const box = node.widgets?.find(({ name }) => name === NAME)?.element;
   const numbers = output?.headroom_bar?.[0];
   if (!box || !numbers) return;
-  draw(box, JSON.parse(numbers));
+  const { loads, ...more } = JSON.parse(numbers);
+  draw(box, { ...more, loads: loads.map((load) => ({ ...load, name: translated(load.name), title: load.title ?? load.name })) });
   node.setSize([node.size[0], Math.max(node.size[1], node.computeSize()[1])]);
 }

@@ -1,12 +1,15 @@
 // When a prompt has run out of memory: what would help, with one click. The sentence is the server's (host/server/advised.py).
 import { app } from "../../scripts/app.js";
-import { fitted, insert, linesOf } from "./make_it_fit.js";
+import { fitted, insert, linesOf, quality } from "./make_it_fit.js";
 import { say } from "./words.js";
 
 const OFFER = "Headroom.OutOfMemory.Offer";
 const ADVICE = /^Headroom: .*Make It Fit \(Headroom\)/m; // the command is what helps; of other ways the error tells
 const PROMISE =
   "Make It Fit picks settings that fit this card without changing the picture; if none do, it stops and says what you would need.";
+const PROMISE_OF_QUALITY =
+  "Make It Fit picks settings that fit this card, within the quality that Settings allow; if none do, it stops and says what you would need.";
+const promise = () => (quality() === "exact" ? say("promise", PROMISE) : say("promise_of_quality", PROMISE_OF_QUALITY));
 
 /** Whether the prompt that failed may be the open workflow's: another may have been opened since. */
 function isOpen({ node_id, node_type }) {
@@ -24,7 +27,7 @@ async function offer({ detail }) {
   const ran = say("ran_out", `Node ${node} (${kind}) ran out of memory.`, { node, kind });
   const wanted = await app.extensionManager.dialog.confirm({
     title: say("out_of_memory", "Out of memory: make it fit?"),
-    message: [ran, say("promise", PROMISE), say("confirm", "Confirm puts in:")].join(" "),
+    message: [ran, promise(), say("confirm", "Confirm to add:")].join(" "),
     itemList: linesOf(answer, "changed"),
     hint: say("then_queue", "Then queue it again. One undo takes it out."),
   });

@@ -1,6 +1,7 @@
 // Our reports on the nodes' faces, as text and as a bar. The host shows a node's pictures by itself, its text only on nodes of its own.
 import { app } from "../../scripts/app.js";
-import { addMemoryBar, showMemoryBar } from "./memory_bar.js";
+import { addMemoryBar, bytes, showMemoryBar, translated } from "./memory_bar.js";
+import { say } from "./words.js";
 
 const NODES = new Set([
   "HeadroomReport",
@@ -19,10 +20,96 @@ const WIDGET = "text";
 /** What a node will do, in the page's language, until it has a report. */
 const promise = (node) => (node.constructor.nodeData?.description ?? "").split("\n\n")[0].replace(/\s+/g, " ");
 
+/** Adds a text to a node; saved in no workflow and sent with no prompt. */
+function addText(node, text) {
+  const { widget } = app.widgets.STRING(node, WIDGET, ["STRING", { multiline: true }], app);
+  widget.element.readOnly = widget.options.read_only = true;
+  widget.serialize = widget.options.serialize = false;
+  widget.value = text;
+}
+
+const textOf = (node) => node?.widgets?.find(({ name }) => name === WIDGET);
+
+/** What a run took, by workflow and node: it stays when the plan is shown again. */
+let took = {};
+const open = () => app.extensionManager.workflow.activeWorkflow?.path;
+const key = (node) => `${open()} ${node.id}`;
+
 function show(node, output) {
-  const widget = node?.widgets?.find(({ name }) => name === WIDGET);
-  if (widget && output?.text) widget.value = output.text.join("\n");
+  const widget = textOf(node);
+  if (widget && output?.text) widget.value = output.text.join("\n") + (took[key(node)] ?? "");
   if (WITH_BAR.has(node?.comfyClass)) showMemoryBar(node, output);
+}
+
+/** The ids of all nodes behind one. */
+function behind(node, found = new Set()) {
+  const links = (node.outputs ?? []).flatMap((output) => output.links ?? []).map((id) => app.rootGraph.links.get(id));
+  for (const id of links.map((link) => link?.target_id).filter((id) => id != null && !found.has(id))) {
+    found.add(id);
+    const next = app.rootGraph.getNodeById(id);
+    if (next) behind(next, found);
+  }
+  return found;
+}
+
+/** The prompt that runs, and the workflow that was open when it began. */
+let running = {};
+
+/** What a run took, under the plan of each Make It Fit before it. */
+async function showMeasured({ detail }) {
+  const isOpen = () => running.prompt === detail.prompt_id && running.workflow === open();
+  const fits = app.rootGraph.nodes.filter(({ comfyClass }) => comfyClass === "HeadroomFit");
+  if (!fits.length || !isOpen()) return;
+  const response = await app.api.fetchApi(`/headroom/runs/${detail.prompt_id}?none_too=1`);
+  if (!response.ok || !isOpen()) return;
+  const { rows } = await response.json();
+  const head = `\n\n${say("it_took", "It took:")}\n`;
+  for (const fit of fits) {
+    const ids = new Set([...behind(fit)].map(String));
+    const lines = rows
+      .filter(({ id, outcome, measured }) => ids.has(id.split(":")[0]) && outcome === "done" && measured)
+      .map(({ id, work, seconds, measured }) => `${translated(`#${id} ${work}`)}: ${seconds.toFixed(1)} s, ${say("peak", "peak")} ${bytes(measured.highest)}`);
+    if (!lines.length) continue;
+    took[key(fit)] = head + lines.join("\n");
+    const text = textOf(fit);
+    text.value = text.value.split(head)[0] + took[key(fit)];
+  }
+}
+
+/** What is undone when the next prompt begins. */
+let undo = () => {};
+
+/** An error of ours on the face of its node, in a text of its own where the node has none. */
+function showError({ detail }) {
+  const { node_id: id, node_type: kind, exception_message: sentence } = detail;
+  const node = app.rootGraph.getNodeById(id);
+  if (!kind?.startsWith("Headroom") || node?.comfyClass !== kind || !sentence) return;
+  const [before, size] = [textOf(node)?.value, [...node.size]];
+  if (before === undefined) {
+    addText(node, sentence.trim());
+    node.setSize([size[0], Math.max(size[1], node.computeSize()[1])]);
+  } else {
+    textOf(node).value = sentence.trim();
+  }
+  undo = () => {
+    const same = app.rootGraph.getNodeById(id); // another object, once its tab was left
+    const text = textOf(same);
+    if (same?.comfyClass !== kind || text?.value !== sentence.trim()) return;
+    if (before !== undefined) {
+      text.value = before;
+      return;
+    }
+    same.removeWidget(text);
+    same.setSize(size);
+  };
+}
+
+function begin({ detail }) {
+  running = { prompt: detail.prompt_id, workflow: open() };
+  took = {};
+  const last = undo;
+  undo = () => {};
+  last();
 }
 
 app.registerExtension({
@@ -31,16 +118,19 @@ app.registerExtension({
   nodeCreated(node) {
     if (!NODES.has(node.comfyClass)) return;
     if (WITH_BAR.has(node.comfyClass)) addMemoryBar(node);
-    const { widget } = app.widgets.STRING(node, WIDGET, ["STRING", { multiline: true }], app);
-    widget.element.readOnly = widget.options.read_only = true;
-    widget.serialize = widget.options.serialize = false; // neither saved in workflows nor sent with prompts
-    widget.value = promise(node);
+    addText(node, promise(node));
     node.setSize([560, Math.max(380, node.computeSize()[1] + 60)]);
     const onExecuted = node.onExecuted;
     node.onExecuted = function (output) {
       onExecuted?.call(this, output);
       show(this, output);
     };
+  },
+
+  setup() {
+    app.api.addEventListener("execution_error", showError);
+    app.api.addEventListener("execution_success", showMeasured);
+    app.api.addEventListener("execution_start", begin);
   },
 
   // Results that come back with a tab or from the history.

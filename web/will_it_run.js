@@ -1,6 +1,6 @@
 // The command "Will This Run Here?": what the open workflow would take on this card, its missing files included.
 import { app } from "../../scripts/app.js";
-import { allowed, answers, fitted, insert } from "./make_it_fit.js";
+import { allowed, fitted, insert, refused } from "./make_it_fit.js";
 import { draw } from "./memory_bar.js";
 import { say } from "./words.js";
 
@@ -11,7 +11,7 @@ const GB = 2 ** 30;
 const VERDICTS = {
   resident: () => say("resident", "Yes: all weights stay on the card."),
   streams: () => say("streams", "Yes, slower: weights come from RAM at every step."),
-  does_not_fit: () => say("does_not_fit", "No: it takes more than the card has."),
+  does_not_fit: () => say("does_not_fit", "No: it needs more than may be used of the card, or of the RAM."),
 };
 const work = (stage) => say(`work_${stage.work}`, stage.work);
 const close = () => say("close", "Close");
@@ -29,7 +29,7 @@ async function asked() {
   const headers = { "Content-Type": "application/json" };
   const response = await app.api.fetchApi("/headroom/estimate", { method: "POST", headers, body });
   const answer = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(answer.error ?? answers(response));
+  if (!response.ok) throw refused(answer, response);
   return answer;
 }
 
@@ -108,7 +108,7 @@ function timeOf({ text, seconds }) {
 }
 
 function fill(shown, answer) {
-  const verdict = answer.complete ? VERDICTS[answer.verdict]() : say("incomplete", "Not all of it could be followed.");
+  const verdict = answer.complete ? VERDICTS[answer.verdict]() : say("incomplete", "No clear answer: some nodes could not be predicted; the report lists them.");
   const report = element("pre", { text: answer.text, style: { whiteSpace: "pre-wrap", margin: "12px 0", fontSize: "12px" } });
   const details = element("details");
   details.append(element("summary", { text: say("all_of_report", "All of the report") }), report);
@@ -116,7 +116,7 @@ function fill(shown, answer) {
   if (answer.verdict !== "resident") foot.append(button(say("make_it_fit", "Make It Fit"), () => putIn(shown)));
   foot.append(button(close(), () => shown.close()));
   const [peak, least] = [answer.peak_gb, answer.least_vram_gb].map((gb) => gb.toFixed(1));
-  const sizes = `${answer.card}: ${peak} GB with all weights on it, at least ${least} GB.`;
+  const sizes = `${answer.card}: ${peak} GB with all weights on it; ${least} GB at least, where they stream from RAM.`;
   const time = timeOf(answer);
   shown.replaceChildren(
     element("h3", { text: `${title()} ${verdict}`, style: { margin: "0 0 8px" } }),
@@ -131,7 +131,7 @@ function fill(shown, answer) {
 
 async function willItRun() {
   const shown = dialog();
-  const going = say("going", "Going through the workflow, nothing is computed or downloaded …");
+  const going = say("going", "Reading the workflow; nothing is computed or downloaded …");
   shown.append(element("p", { text: going }), button(close(), () => shown.close()));
   shown.showModal();
   try {

@@ -28,7 +28,7 @@ export function sayTold(line, { code, values } = {}) {
   if (!code) return line;
   const subgraph = values.subgraph ? say("in_subgraph", "", values) : "";
   const why = say(`why_${code}`, "", values);
-  const more = { ...values, subgraph, why, name: nodeName(values.kind) };
+  const more = { ...values, subgraph, why: why || values.why, name: nodeName(values.kind) };
   return say(why ? "left_alone" : code, line, more);
 }
 
@@ -39,7 +39,7 @@ app.registerExtension({
       id: ID,
       category: ["Headroom", "Language"],
       name: "Language of Headroom's messages and dialogs",
-      tooltip: "Reports and the server's errors are in English.",
+      tooltip: "Reports, and errors that ComfyUI itself shows, are in English.",
       type: "combo",
       options: Object.entries(LANGUAGES).map(([value, text]) => ({ value, text })),
       defaultValue: PAGE,

@@ -15,7 +15,7 @@ from .plan import Added, FitPlan, Seen, plan_fit
 TYPES = {"model": "MODEL", "vae": "VAE", "samples": "LATENT", "positive": "CONDITIONING", "negative": "CONDITIONING"}
 SOCKETS = {FIT: tuple(TYPES), VAE: ("vae",)}
 OUTPUTS = {FIT: (("MODEL", "MODEL"), ("VAE", "VAE"), ("plan", "STRING"), ("chart", "IMAGE")), VAE: (("VAE", "VAE"),)}
-SIZES = {FIT: (400.0, 400.0), VAE: (300.0, 300.0)}
+SIZES = {FIT: (560.0, 400.0), VAE: (300.0, 300.0)}  # what a plan needs to be read
 TITLE_HEIGHT, GAP = 30.0, 30.0  # of the browser's nodes, in its units; pos is the corner below the title
 # Where cfg stands among the saved widgets, from the end: a control behind the seed may be there or not.
 CFG_FROM_END = {"KSampler": 4, "KSamplerAdvanced": 6, "SamplerCustom": 1, "CFGGuider": 1}

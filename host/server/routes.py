@@ -23,7 +23,7 @@ from .worker import TookTooLong, Worker
 ESTIMATE, FIT, RUNS = "/headroom/estimate", "/headroom/fit", "/headroom/runs/{prompt_id}"
 VERSION = "/headroom/version"
 ESTIMATE_FORM, FIT_FORM = '{"prompt": workflow in the API format}', '{"workflow": workflow}'
-FOLLOW = "follow"  # of a GET for runs: predict to the byte first
+FOLLOW, NONE_TOO = "follow", "none_too"  # of a GET for runs: predict to the byte first; no rows are no error
 PROMPT_PATHS = ("/prompt", "/api/prompt")
 Handler = Callable[[Any], Awaitable[Any]]
 
@@ -70,9 +70,9 @@ async def post_estimate(request: Any) -> Any:
     try:
         answer = await _beside(request, partial(_estimated, await request.read()))
     except NothingToPredict as error:
-        return web.json_response({"error": str(error), "complete": error.complete}, status=400)
+        return web.json_response({**_told(error), "complete": error.complete}, status=400)
     except ValueError as error:
-        return web.json_response({"error": str(error)}, status=400)
+        return web.json_response(_told(error), status=400)
     return web.json_response(answer)
 
 
@@ -95,7 +95,13 @@ async def post_fit(request: Any) -> Any:
         # In a thread of its own: it waits for no estimate, and a large workflow holds nothing up.
         return web.json_response(await asyncio.to_thread(lambda: fit_workflow(_json_object(body, FIT_FORM))))
     except ValueError as error:
-        return web.json_response({"error": str(error)}, status=400)
+        return web.json_response(_told(error), status=400)
+
+
+def _told(error: ValueError) -> dict[str, Any]:
+    """An error as JSON: its sentence, and what that is made of where it is known."""
+    code = getattr(error, "code", "")
+    return {"error": str(error)} | ({"told": {"code": code, "values": getattr(error, "values", {})}} if code else {})
 
 
 async def get_runs(request: Any) -> Any:
@@ -105,7 +111,8 @@ async def get_runs(request: Any) -> Any:
         request: a GET whose path ends with the prompt's id.
 
     Returns:
-        ``{"prompt_id", "rows": […]}``; status 404 with ``error`` where nothing was measured of it.
+        ``{"prompt_id", "rows": […]}``; status 404 with ``error`` where nothing was measured of it, unless the query
+        says that there may be none.
     """
     from aiohttp import web
 
@@ -118,7 +125,7 @@ async def get_runs(request: Any) -> Any:
         except TookTooLong as error:
             log.warning("Headroom: the rows of prompt %s stay as they were: %s", prompt, error)
     rows = [row_numbers(node, row) for node in LOG.nodes(prompt) for row in LOG.rows(prompt, node)]
-    if not rows:
+    if not rows and NONE_TOO not in request.query:
         sentence = f"prompt '{prompt}': nothing was measured of it here, or too many prompts have run since"
         return web.json_response({"error": sentence}, status=404)
     return web.json_response({"prompt_id": prompt, "rows": rows})

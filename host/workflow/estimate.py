@@ -146,11 +146,13 @@ class NothingToPredict(ValueError):
 
     Attributes:
         complete: whether all of it was followed.
+        code, values: which sentence it is and what stands in it, for whoever says it in another language.
     """
 
-    def __init__(self, message: str, complete: bool) -> None:
-        super().__init__(message)
+    def __init__(self, reasons: str, complete: bool) -> None:
+        super().__init__(f"nothing to predict in this workflow: {reasons or 'no sampler, no VAE, no text'}")
         self.complete = complete
+        self.code, self.values = ("nothing_followed", {"why": reasons}) if reasons else ("nothing_to_predict", {})
 
 
 def estimate_workflow(
@@ -172,8 +174,7 @@ def estimate_workflow(
     run = DryRun(without_switches(_without_writing(follow_cfg(workflow))), card, ours or {}, limit).run()
     unknown = tuple(f"node {number}: {why}" for number, why in run.unknown.items())
     if not run.stages:
-        reasons = "; ".join(_not_followed(run)) or "no sampler, no VAE, no text"
-        raise NothingToPredict(f"nothing to predict in this workflow: {reasons}", run.complete)
+        raise NothingToPredict("; ".join(_not_followed(run)), run.complete)
     not_followed = (f"not followed: {line}" for line in _not_followed(run))
     notes = tuple(dict.fromkeys([*_from_the_catalogue(run), *not_followed, *run.notes]))
     if not run.complete:

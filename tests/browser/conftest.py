@@ -67,16 +67,23 @@ def locale() -> str:
 
 
 @pytest.fixture
+def theme() -> str:
+    """The frontend's colours."""
+    return "dark"
+
+
+@pytest.fixture
 def page(
     request: pytest.FixtureRequest,
     context: BrowserContext,
     client: Client,
     view: str,
     locale: str,
+    theme: str,
     complaints: list[str],
 ) -> Iterator[Page]:
     """The page of a new user, whose console must stay clean."""
-    with new_page(context, client, modern=view == "modern", locale=locale) as page:
+    with new_page(context, client, modern=view == "modern", locale=locale, theme=theme) as page:
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.on("console", lambda message: complaints.extend(_complaint(message)))
         open_frontend(page, client)

@@ -18,6 +18,38 @@ RUN = """() => new Promise((resolve) => {
   setTimeout(() => resolve("the prompt did not end"), 180_000);
   app.queuePrompt(0);
 })"""
+# Whether a text that begins so is seen on a node.
+TEXT_SHOWN = """([id, start]) => {
+  const { widgets } = app.rootGraph.getNodeById(id);
+  const face = document.querySelector(`[data-node-id="${id}"]`); // made of DOM elements, or drawn with some above it
+  const boxes = face ? face.querySelectorAll("textarea") : widgets.map(({ element }) => element);
+  return [...boxes].some((box) => box?.value?.startsWith(start) && box.checkVisibility());
+}"""
+# Words within an element that are hard to read on what is behind them: a contrast below 4.5 (WCAG 2.1, 1.4.3).
+HARD_TO_READ = """(root) => {
+  const parts = (colour) => {
+    const numbers = colour.match(/-?[\\d.]+(?:e-?\\d+)?/g).map(Number);
+    const whole = numbers.slice(0, 3).map((one) => 255 * one);
+    return colour.startsWith("color(srgb") ? [...whole, numbers[3] ?? 1] : numbers;
+  };
+  const linear = (one) => (one <= 10.31475 ? one / 3294.6 : ((one / 255 + 0.055) / 1.055) ** 2.4);
+  const light = ([r, g, b]) => 0.2126 * linear(r) + 0.7152 * linear(g) + 0.0722 * linear(b);
+  const ground = (element) => {
+    for (let one = element; one; one = one.parentElement) {
+      const found = parts(getComputedStyle(one).backgroundColor);
+      if ((found[3] ?? 1) > 0.99) return found;
+    }
+    return [255, 255, 255];
+  };
+  const contrast = (element) => {
+    const both = [parts(getComputedStyle(element).color), ground(element)].map(light).sort((one, other) => one - other);
+    return (both[1] + 0.05) / (both[0] + 0.05);
+  };
+  const hasWords = ({ childNodes }) => [...childNodes].some((one) => one.nodeType === 3 && one.textContent.trim());
+  return [...root.querySelectorAll("*")]
+    .filter((one) => hasWords(one) && one.checkVisibility() && contrast(one) < 4.5)
+    .map((one) => `${one.textContent.trim()}: ${contrast(one).toFixed(2)}`);
+}"""
 # What it puts on the console as an error in a host without this pack too.
 THE_FRONTENDS_OWN = (
     # Files that a new user does not have, an icon that some frontends do not bring.

@@ -12,7 +12,7 @@ from headroom.memory.units import format_bytes
 from headroom.tools.server.client import NOTHING, Client, Workflow
 
 from .graphs import node, our_nodes
-from .in_page import DROP, LOOK_AT, RUN
+from .in_page import DROP, HARD_TO_READ, LOOK_AT, RUN, TEXT_SHOWN
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -41,12 +41,6 @@ def graph() -> Workflow:
     }
 
 
-SHOWN = """([id, start]) => {
-  const { widgets } = app.rootGraph.getNodeById(id);
-  const face = document.querySelector(`[data-node-id="${id}"]`); // made of DOM elements, or drawn with some above it
-  const boxes = face ? face.querySelectorAll("textarea") : widgets.map(({ element }) => element);
-  return [...boxes].some((box) => box?.value?.startsWith(start) && box.checkVisibility());
-}"""
 SENT = "(id) => JSON.parse(app.nodeOutputs[id].headroom_bar[0])"
 # Of the bar on a node's face: its words, and of each row the sizes of its parts, their shares of the track's width in
 # pixels and the place of the limit in it.
@@ -95,9 +89,21 @@ def faces(page: Page, client: Client) -> Page:
 def test_texts_and_bars_of_results_that_are_reused(faces: Page) -> None:
     for number, start in TEXTS.items():
         faces.evaluate(LOOK_AT, number)
-        faces.wait_for_function(SHOWN, arg=[number, start])
+        faces.wait_for_function(TEXT_SHOWN, arg=[number, start])
         if number in BARS:
             check_bar(faces.evaluate(DRAWN, number), faces.evaluate(SENT, number), BARS[number])
+
+
+@pytest.mark.parametrize("view", ["modern"])  # in the other its ground is drawn, and nowhere to be asked
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_a_bar_is_read_in_either_theme(faces: Page) -> None:
+    for number in BARS:
+        faces.evaluate(LOOK_AT, number)
+        face = faces.locator(f'[data-node-id="{number}"]')
+        bar = face.get_by_role("img").first
+        bar.wait_for()
+        assert bar.evaluate("(box) => box.children.length") == len(BARS[number])
+        assert bar.evaluate(HARD_TO_READ) == []
 
 
 def check_bar(drawn: dict[str, Any], sent: dict[str, Any], names: list[str]) -> None:

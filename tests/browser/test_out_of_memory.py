@@ -25,6 +25,15 @@ OFFER, TITLE = "Headroom.OutOfMemory.Offer", "Out of memory: make it fit?"
 SET = "([id, value]) => app.extensionManager.setting.set(id, value)"
 SELECTED = "() => [...app.canvas.selectedItems].map(({ comfyClass }) => comfyClass)"
 ITEM = "Make It Fit (Headroom)"
+# The middle of a node's title on the page.
+TITLE_OF = """(id) => {
+  const shown = document.querySelector(`[data-node-id="${id}"]`)?.getBoundingClientRect();
+  if (shown) return [shown.left + shown.width / 2, shown.top + 15];
+  const { pos, size } = app.rootGraph.getNodeById(id);
+  const { scale, offset } = app.canvas.ds;
+  const { left, top } = app.canvasEl.getBoundingClientRect();
+  return [left + (pos[0] + size[0] / 2 + offset[0]) * scale, top + (pos[1] - 15 + offset[1]) * scale];
+}"""
 
 
 @pytest.fixture
@@ -83,15 +92,34 @@ def test_nothing_is_offered_where_that_is_switched_off(page: Page, pid: int) -> 
         page.evaluate(SET, [OFFER, True])
 
 
-def test_it_is_in_the_menus_of_samplers_and_of_the_canvas(page: Page) -> None:
+MENU = """(kind) => {
+  const node = app.rootGraph.nodes.find(({ comfyClass }) => comfyClass === kind);
+  return app.collectNodeMenuItems(node).map((item) => item?.content);
+}"""
+
+
+def test_it_is_in_the_menus_of_what_takes_part_and_of_the_canvas(page: Page) -> None:
     opened(page, text_to_image())
     page.evaluate("app.canvas.ds.scale = 1; app.canvas.centerOnNode(app.rootGraph.getNodeById(5))")
     page.wait_for_timeout(500)
-    found = """([id]) => {
-      const node = app.rootGraph.getNodeById(id);
-      return app.collectNodeMenuItems(node).map((item) => item?.content);
-    }"""
-    assert ITEM in page.evaluate(found, [5])
+    for kind in ("CheckpointLoaderSimple", "KSampler", "VAEDecode"):
+        assert ITEM in page.evaluate(MENU, kind), kind
+    for kind in ("EmptyLatentImage", "SaveImage"):
+        assert ITEM not in page.evaluate(MENU, kind), kind
     page.evaluate("app.canvas.deselectAll()")
     page.mouse.click(200, 700, button="right")
     page.get_by_text(ITEM).first.wait_for()
+    page.keyboard.press("Escape")
+
+
+def test_a_right_click_on_a_sampler_puts_it_in(page: Page, view: str) -> None:
+    opened(page, text_to_image())
+    page.evaluate("app.canvas.ds.scale = 1; app.canvas.centerOnNode(app.rootGraph.getNodeById(5))")
+    page.wait_for_timeout(500)
+    x, y = page.evaluate(TITLE_OF, 5)
+    page.mouse.click(x, y, button="right")
+    if view == "modern" and not page.get_by_text(ITEM).count():  # behind the items that fit into its menu
+        page.get_by_text("More Options").or_(page.get_by_text("Extensions")).first.hover()
+    page.get_by_text(ITEM).first.click()
+    toast(page, "1 node inserted").wait_for()
+    page.wait_for_function(HAS_FIT)

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .graphs import CHART, PREVIEW, REPORT, SIDE, graph
-from .in_page import CLEAR, DROP, LOOK_AT, RUN
+from .graphs import CHART, PREVIEW, REPORT, SIDE, graph, node
+from .in_page import CLEAR, DROP, LOOK_AT, RUN, TEXT_SHOWN
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-    from headroom.tools.server.client import Client
+    from headroom.tools.server.client import Client, Workflow
 
 REPORT_SHOWN = "[...document.querySelectorAll('textarea')].some(({ value }) => value.startsWith('Headroom'))"
 # One picture on a node, of a width and height; 0: any above 100.
@@ -24,6 +24,18 @@ PICTURE_SHOWN = """([id, side]) => {
   const right = (length) => (side ? length === side : length > 100);
   return pictures.length === 1 && right(pictures[0].naturalWidth) && right(pictures[0].naturalHeight);
 }"""
+
+SET = "([id, name, to]) => (app.rootGraph.getNodeById(id).widgets.find((one) => one.name === name).value = to)"
+SIZE = "(id) => [...app.rootGraph.getNodeById(id).size]"
+
+
+def will_it_fit() -> Workflow:
+    """Nothing is sampled, for so small a card."""
+    return {
+        "1": node("CheckpointLoaderSimple", ckpt_name="tiny_sd15.safetensors"),
+        "3": node("EmptyLatentImage", width=SIDE, height=SIDE, batch_size=1),
+        "4": node("HeadroomEstimate", model=["1", 0], samples=["3", 0], cfg=4.0, if_too_big="report", vram_gb=0.1),
+    }
 
 
 def test_a_dropped_workflow_runs_and_shows_its_report_and_picture(page: Page) -> None:
@@ -65,3 +77,45 @@ def test_an_error_of_ours_is_a_sentence_in_the_page(page: Page) -> None:
     panel = page.get_by_test_id("properties-panel")
     panel.get_by_text("Attention by Block and Step").first.wait_for()
     panel.locator(said).first.wait_for()
+
+
+def test_make_it_fit_shows_what_its_plan_took(page: Page) -> None:
+    """A second run is measured anew, and stands there alone."""
+    planned = graph()
+    planned["20"] = node("HeadroomFit", model=["5", 0], vae=["1", 2], samples=["4", 0], cfg=4.0, quality="exact")
+    planned["6"]["inputs"]["model"], planned["7"] = ["20", 0], node("VAEDecode", samples=["6", 0], vae=["20", 1])
+    page.evaluate(DROP, json.dumps(planned))
+    text = "app.rootGraph.getNodeById('20').widgets.find(({ name }) => name === 'text').value"
+    expected = [("6", "sampling"), ("7", "decode")]
+    for seed in (5, 6):
+        page.evaluate(SET, ["6", "seed", seed])
+        assert page.evaluate(RUN) is None
+        page.wait_for_function(f"{text}.includes('It took:')")
+        told = page.evaluate(text)
+        assert re.findall(r"^#(\d+) (\w+): \d+\.\d s, peak \d", told, re.MULTILINE) == expected
+        assert told.startswith("Make it fit · ")
+        page.evaluate(f"{text} = 'Make it fit · '")
+
+
+@pytest.mark.parametrize(
+    ("failing", "number", "setting", "wrong", "right"),
+    [(graph(), "5", "blocks", "double:x", "all"), (will_it_fit(), "4", "if_too_big", "stop", "report")],
+    ids=["one without a text", "one with a report"],
+)
+def test_an_error_of_ours_is_on_its_node_until_the_next_run(
+    page: Page, failing: Workflow, number: str, setting: str, wrong: str, right: str
+) -> None:
+    page.evaluate(DROP, json.dumps(failing))
+    page.evaluate(LOOK_AT, number)
+    size = page.evaluate(SIZE, number)
+    page.evaluate(SET, [number, setting, wrong])
+    sentence = page.evaluate(RUN).strip()
+    assert sentence
+    assert "\n" not in sentence
+    page.wait_for_function(TEXT_SHOWN, arg=[number, sentence])
+    page.evaluate(SET, [number, setting, right])
+    assert page.evaluate(RUN) is None
+    page.wait_for_function(f"(args) => !({TEXT_SHOWN})(args)", arg=[number, sentence])
+    if setting == "if_too_big":
+        page.wait_for_function(TEXT_SHOWN, arg=[number, "Will it fit? · "])
+    assert page.evaluate(SIZE, number) == size

@@ -8,7 +8,7 @@ import pytest
 
 from headroom.tests.host.ui_workflows import graph, node_of, text_to_image, ui_node
 
-from .in_page import execute
+from .in_page import HARD_TO_READ, execute
 from .test_make_it_fit import EXECUTE, KINDS, opened, toast
 from .test_out_of_memory import SET
 
@@ -56,6 +56,24 @@ def test_each_stage_has_a_bar_that_leads_to_its_node(page: Page) -> None:
     shown.wait_for(state="detached")
 
 
+@pytest.mark.parametrize("theme", ["dark", "light"])
+def test_it_is_read_in_either_theme_and_within_the_page(page: Page) -> None:
+    page.set_viewport_size({"width": 1600, "height": 900})
+    opened(page, text_to_image())
+    page.evaluate(SET, [LIMIT, 0.1])  # so that numbers above the limit are shown too
+    try:
+        shown = asked(page)
+    finally:
+        page.evaluate(SET, [LIMIT, 0.85])
+    shown.get_by_text("All of the report").click()
+    assert shown.evaluate(HARD_TO_READ) == []
+    place = shown.bounding_box()
+    assert place is not None
+    assert 0 <= place["x"] < place["x"] + place["width"] <= 1600
+    assert 0 <= place["y"] < place["y"] + place["height"] <= 900
+    assert shown.evaluate("(one) => one.scrollWidth <= one.clientWidth")
+
+
 @pytest.mark.parametrize("view", ["classic"])
 def test_before_the_download_and_what_helps_is_put_in(page: Page) -> None:
     """A file that is not there, and more pictures than fit into the share of the memory that the settings allow."""
@@ -69,7 +87,7 @@ def test_before_the_download_and_what_helps_is_put_in(page: Page) -> None:
     finally:
         page.evaluate(SET, [LIMIT, 0.85])
     said = shown.inner_text()
-    assert "No: it takes more than the card has." in said
+    assert "No: it needs more than may be used of the card, or of the RAM." in said
     assert "To download, 6.5 GB:" in said
     assert "models/checkpoints/sd_xl_turbo_1.0_fp16.safetensors: 6.5 GB" in said
     shown.get_by_role("button", name="Make It Fit").click()

@@ -78,7 +78,7 @@ class TestEstimate:
             assert found["activations_gb"] == pytest.approx(stage.activations / GB, rel=0.02)  # it has other threads
             assert found["weights_gb"] == stage.weights / GB
         assert answer["allowed_gb"] == 4
-        assert answer["text"].splitlines()[1] == "resident: fits, with all weights on the card"
+        assert answer["text"].splitlines()[1] == "fits, with all weights on the card"
 
     def test_another_card(self, client: Client) -> None:
         workflow = text_to_image(side=256)
@@ -275,6 +275,7 @@ class TestRuns:
         with pytest.raises(PromptRejected, match=r'"error": "prompt \'x\': nothing was measured of it here') as failure:
             client.get("/headroom/runs/x")
         assert failure.value.status == 404
+        assert client.get("/headroom/runs/x?none_too=1") == {"prompt_id": "x", "rows": []}
 
 
 class TestAdmission:
@@ -289,7 +290,7 @@ class TestAdmission:
             assert error["type"] == "headroom_does_not_fit"
             assert error["message"].startswith("not queued, since it does not fit: ")
             assert "at least, 922 MB are allowed" in error["message"]
-            assert error["details"].splitlines()[1] == "does_not_fit: does not fit"
+            assert error["details"].splitlines()[1] == "does not fit, by this prediction"
             assert error["extra_info"]["least_vram_gb"] * GB == expected.least
         queue = client.get("/queue")
         assert queue["queue_running"] == queue["queue_pending"] == []

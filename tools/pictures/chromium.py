@@ -66,14 +66,20 @@ def new_context(browser: Browser, size: tuple[int, int] = (1600, 900)) -> Browse
 
 
 @contextmanager
-def new_page(context: BrowserContext, client: Client, *, modern: bool = False, locale: str = "en") -> Iterator[Page]:
+def new_page(
+    context: BrowserContext, client: Client, *, modern: bool = False, locale: str = "en", theme: str = "dark"
+) -> Iterator[Page]:
     """The page of a new user, before it is opened: the pages before it have left nothing.
 
     Args:
         modern: nodes made of DOM elements (Nodes 2.0), not drawn on the canvas.
         locale: the language of the frontend.
+        theme: its colours, dark or light.
     """
-    settings = {"Comfy.TutorialCompleted": True, "Comfy.VueNodes.Enabled": modern, "Comfy.Locale": locale}
+    settings = {
+        "Comfy.TutorialCompleted": True, "Comfy.VueNodes.Enabled": modern, "Comfy.Locale": locale,
+        "Comfy.ColorPalette": theme,
+    }  # fmt: skip
     client.post("/settings", settings)
     page = context.new_page()
     page.add_init_script("localStorage.clear(); sessionStorage.clear();")
