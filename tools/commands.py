@@ -97,7 +97,9 @@ def parser() -> argparse.ArgumentParser:
     command = add("fit", fit, "put Headroom's nodes into a workflow file, so that it fits, and change nothing else")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="IN.json -o OUT.json ...", help="and options")
     command = add("screenshots", screenshots, "take the pictures of the README, the help pages and the templates anew")
-    command.add_argument("--only", metavar="PART", help="thumbnails, browser, help, runs or film")
+    command.add_argument(
+        "--only", metavar="PART", help="thumbnails, browser, help, runs or film; survey: all to look at, into output/"
+    )
     add("templates", templates, "write the browser's templates anew")
     add("locales", locales, "write the English of the nodes anew")
     add("artwork", artwork, "draw icon and banner anew")

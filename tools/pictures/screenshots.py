@@ -25,6 +25,7 @@ from ..setup.environment import PACK, Environment
 from ..templates.public_names import add_example, host_options
 from ..templates.template import WORKFLOWS, path_of
 from .chromium import NoChromium, chromium, find_chromium, new_context, new_page, open_frontend
+from .survey import survey
 from .thumbnails import thumbnails
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python3 -m tools screenshots", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--only", choices=(THUMBNAILS, *PARTS), help="one part of them")
+    parser.add_argument("--only", choices=(THUMBNAILS, *PARTS, SURVEY), help="one part of them")
     chosen = parser.parse_args(arguments).only
     try:
         for path in taken(chosen):
@@ -94,7 +95,7 @@ def taken(only: str | None) -> Iterator[Path]:
     if only in (None, THUMBNAILS):
         with Server(host, cpu=True) as server:
             yield from thumbnails(Client(server.url))
-    parts = [part for name, part in PARTS.items() if only in (None, name)]
+    parts = [survey] if only == SURVEY else [part for name, part in PARTS.items() if only in (None, name)]
     if not parts:
         return
     program = find_chromium()
@@ -269,7 +270,7 @@ def template_browser(browser: Browser, client: Client) -> Iterator[Path]:
 
 
 # The template browser shows the thumbnails, which come before all.
-THUMBNAILS = "thumbnails"
+THUMBNAILS, SURVEY = "thumbnails", "survey"
 PARTS = {"browser": template_browser, "help": close_ups, "runs": runs, "film": film}
 
 

@@ -1,0 +1,124 @@
+"""What a person sees, to be looked at: every template, faces before and after a run, and the dialogs, in both looks and
+both themes at 1600 x 900. Nothing of it is committed: `python3 -m tools screenshots --only survey` writes it below
+`output/survey`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..demo.__main__ import WORKFLOWS, painted
+from ..server.client import Client
+from ..server.server import ServerError
+from ..setup.environment import PACK
+from ..templates.template import WORKFLOWS as TEMPLATES
+from .chromium import new_context, new_page, open_frontend
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+OUT = PACK / "output" / "survey"
+LOOKS, THEMES = ("classic", "modern"), ("dark", "light")
+LOAD = "(graph) => app.loadGraphData(graph)"
+DROP = "(text) => app.handleFile(new File([text], 'graph.json', { type: 'application/json' }))"
+COMMAND = "(id) => app.extensionManager.command.execute(id)"
+RUN = """() => new Promise((resolve) => {
+  app.api.addEventListener("execution_success", () => resolve(null));
+  app.api.addEventListener("execution_error", ({ detail }) => resolve(detail.exception_message));
+  setTimeout(() => resolve("the prompt did not end"), 180_000);
+  app.queuePrompt(0);
+})"""
+LOOK_AT = "(id) => { app.canvas.ds.scale = 1; app.canvas.centerOnNode(app.rootGraph.getNodeById(id)); }"
+# As when a prompt ends so; whether one does is tested with a real one.
+RAN_OUT = """([id, kind]) => app.api.dispatchCustomEvent("execution_error", {
+  node_id: id, node_type: kind, prompt_id: "", executed: [], exception_type: "torch.OutOfMemoryError", traceback: [],
+  exception_message: "out of memory\\nHeadroom: Make It Fit (Headroom) in the menu Edit would help.",
+})"""
+SENTENCE = "a red circle over a blue square"
+
+
+def survey(browser: Browser, client: Client) -> Iterator[Path]:
+    """Everything, by look and theme.
+
+    Raises:
+        ServerError: the prompt failed.
+    """
+    for look, theme in product(LOOKS, THEMES):
+        folder = OUT / f"{look}-{theme}"
+        folder.mkdir(parents=True, exist_ok=True)
+        with (
+            new_context(browser) as context,
+            new_page(context, client, modern=look == "modern", theme=theme) as page,
+        ):
+            open_frontend(page, client)
+            for name, taken in [*_faces(page), *_dialogs(page), *_templates(page)]:
+                path = folder / f"{name}.png"
+                path.write_bytes(taken)
+                yield path
+
+
+def _seen(page: Page) -> bytes:
+    page.wait_for_timeout(1200)
+    return page.screenshot()
+
+
+def _templates(page: Page) -> Iterator[tuple[str, bytes]]:
+    """As large as they open."""
+    for path in sorted(TEMPLATES.glob("*.json")):
+        page.evaluate(LOAD, json.loads(path.read_text(encoding="utf-8")))
+        page.evaluate(COMMAND, "Comfy.Canvas.FitView")
+        yield f"template {path.stem}", _seen(page)
+
+
+def with_our_faces() -> dict[str, Any]:
+    """A small graph with a face of each kind."""
+    graph = painted(json.loads((WORKFLOWS / "sd15_text_to_image.json").read_text(encoding="utf-8")), SENTENCE)
+    model, latent = ["4", 0], ["5", 0]
+    graph["20"] = _node("HeadroomFit", model=model, vae=["1", 2], samples=latent, cfg=3.0, quality="exact")
+    graph["21"] = _node(
+        "HeadroomEstimate", model=["20", 0], samples=latent, vae=["20", 1], clip=["1", 1], cfg=3.0, if_too_big="report"
+    )
+    graph["6"]["inputs"] |= {"model": ["20", 0], "latent_image": ["21", 0]}
+    return graph
+
+
+def _node(kind: str, **inputs: Any) -> dict[str, Any]:
+    return {"class_type": kind, "inputs": inputs, "_meta": {"title": kind}}
+
+
+def _faces(page: Page) -> Iterator[tuple[str, bytes]]:
+    graph = with_our_faces()
+    page.evaluate(DROP, json.dumps(graph))
+    shown = [number for number, node in graph.items() if node["class_type"].startswith("Headroom")]
+    for moment in ("before", "after"):
+        for number in shown:
+            page.evaluate(LOOK_AT, number)
+            yield f"face {graph[number]['class_type']} {moment}", _seen(page)
+        if moment == "before" and (wrong := page.evaluate(RUN)) is not None:
+            raise ServerError(f"the prompt failed: {wrong}")
+
+
+def _dialogs(page: Page) -> Iterator[tuple[str, bytes]]:
+    """Of what is open, after a run: what it would take, the offer when memory ran out, an error on a face, settings."""
+    page.evaluate(COMMAND, "Headroom.WillItRun")
+    page.get_by_role("dialog").get_by_role("heading").first.wait_for()
+    yield "dialog will it run", _seen(page)
+    page.keyboard.press("Escape")
+    page.evaluate(DROP, (WORKFLOWS / "sd15_text_to_image.json").read_text(encoding="utf-8"))
+    page.evaluate(RAN_OUT, ["6", "KSampler"])
+    page.get_by_role("dialog").first.wait_for()
+    yield "dialog out of memory", _seen(page)
+    page.get_by_role("button", name="Confirm").click()
+    yield "toast make it fit", _seen(page)
+    page.evaluate(LOOK_AT, "8")
+    page.evaluate(RAN_OUT, ["8", "HeadroomVAEDecode"])
+    yield "error on a face", _seen(page)
+    page.keyboard.press("Escape")
+    page.evaluate(COMMAND, "Comfy.ShowSettingsDialog")
+    page.get_by_role("dialog").get_by_text("Headroom", exact=True).first.click()
+    yield "dialog settings", _seen(page)
+    page.keyboard.press("Escape")
