@@ -29,6 +29,11 @@ else:  # as a script
 MEASURED, CANNOT_MEASURE = 0, 2
 MIB = 2**20
 ROWS = 20
+EXAMPLES = """examples:
+  python3 cli/calibrate.py                   four numbers of this machine, for predictions of time
+  python3 cli/calibrate.py workflow.json     what the convolutions of this workflow keep on this NVIDIA card as well
+
+exit status: 0 measured, 2 there is nothing to measure or it could not start"""
 
 
 class NothingToMeasure(Exception):
@@ -37,7 +42,12 @@ class NothingToMeasure(Exception):
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="calibrate", description=(__doc__ or "").partition("\n")[0])
+    top = argparse.ArgumentParser(
+        prog="calibrate",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     top.add_argument("workflow", type=Path, nargs="?", metavar="WORKFLOW.json", help="in either format")
     top.add_argument("--seconds", type=float, default=60.0, help="begin no convolution after them (default 60)")
     top.add_argument("--cpu", action="store_true", help="the CPU, though there is a card")
@@ -156,8 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         print(measure(options))
-    except (NothingToMeasure, host.NoHost, ValueError, OSError) as error:
-        print(error, file=sys.stderr)
+    except (NothingToMeasure, host.NoHost, ModuleNotFoundError, ValueError, OSError) as error:
+        print(host.why(error), file=sys.stderr)
         return CANNOT_MEASURE
     return MEASURED
 

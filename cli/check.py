@@ -29,11 +29,22 @@ else:  # as a script
 HELD, NOT_HELD, CANNOT_START = 0, 1, 2
 PARTS = ("attention", "casting", "decode", "encode", "offload", "prefetch", "prediction", "speed")
 SECONDS = 150.0
+EXAMPLES = """examples:
+  python3 cli/check.py                         everything, on this machine's card
+  python3 cli/check.py --only decode --cpu     the VAE's decode alone, on the CPU
+  python3 cli/check.py --json check.json       all numbers into a file too
+
+exit status: 0 everything holds, 1 something does not or was not looked at, 2 it could not start"""
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    top = argparse.ArgumentParser(prog="check", description=(__doc__ or "").partition("\n")[0])
+    top = argparse.ArgumentParser(
+        prog="check",
+        description=(__doc__ or "").partition("\n")[0],
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     top.add_argument("--only", action="append", choices=PARTS, metavar="PART", help=f"one of {', '.join(PARTS)}")
     top.add_argument("--seconds", type=seconds, default=SECONDS, help=f"it may take (default {SECONDS:.0f})")
     top.add_argument("--json", type=Path, metavar="FILE", help="write all numbers there too")
@@ -81,13 +92,6 @@ def has_card() -> bool:
     if hasattr(torch, "accelerator"):
         return bool(torch.accelerator.is_available())
     return bool(torch.cuda.is_available() or torch.backends.mps.is_available())
-
-
-def why(error: Exception) -> str:
-    """Why it could not start, in a sentence."""
-    if isinstance(error, ModuleNotFoundError):
-        return f"{error}; run it with the Python that ComfyUI runs with"
-    return str(error) or type(error).__name__
 
 
 def start(options: argparse.Namespace, base: str, screen: Screen) -> tuple[Any, dict[str, Any]]:
@@ -163,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return CANNOT_START
         except Exception as error:
             screen.clear()
-            print(f"It could not start: {why(error)}", file=sys.stderr)
+            print(f"It could not start: {host.why(error)}", file=sys.stderr)
             return CANNOT_START
         with importlib.import_module("torch").inference_mode():
             return run(options, screen, bench, ran_on)

@@ -140,8 +140,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         numbers, text = answer(options)
-    except (ValueError, host.NoHost) as error:
-        print(error, file=sys.stderr)
+    except (ValueError, host.NoHost, ModuleNotFoundError) as error:
+        print(host.why(error), file=sys.stderr)
         return CANNOT_ANSWER
     print(json.dumps(_rounded(numbers)) if options.json else text)
     if numbers["verdict"] == "does_not_fit":

@@ -35,6 +35,13 @@ def find_comfyui(named: str | None = None) -> Path:
     raise NoHost("no ComfyUI here: put the pack into its custom_nodes, or name its folder by --comfyui or COMFYUI_PATH")
 
 
+def why(error: Exception) -> str:
+    """Why something could not start, in a sentence."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{error}; run it with the Python that ComfyUI runs with"
+    return str(error) or type(error).__name__
+
+
 def enter(
     comfyui: Path, base: str | None = None, cpu: bool = True, extras: bool = True, kinds: Collection[str] | None = None
 ) -> ModuleType:

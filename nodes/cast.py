@@ -79,7 +79,8 @@ def _sensitivity_input() -> io.DynamicCombo.Input:
         min=10.0,
         max=100.0,
         step=0.5,
-        tooltip="Signal to noise of the model's output to reach, in dB: 30 is visible beside the original, 50 hardly.",
+        tooltip="Signal to noise of the model's output to reach, in dB: at 30 a difference is visible beside the"
+        " original, at 50 hardly.",
     )
     limit = io.Float.Input(
         "size_limit",
@@ -96,7 +97,7 @@ def _sensitivity_input() -> io.DynamicCombo.Input:
         extra_dict={"advanced": True},
         tooltip="Measures what casting each group of layers does to the output (one step of a 256 px latent per group;"
         " kept for the next time) and leaves the worst as they are: until the error is small enough, or as many as the"
-        " size allows. Needs positive.",
+        " size allows. Connect positive for this.",
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from .given import checked
 
 GB = 2**30
 ACTIONS = ("report", "stop")
+log = logging.getLogger(__name__)
 
 
 class HeadroomEstimate(io.ComfyNode):
@@ -41,8 +43,8 @@ class HeadroomEstimate(io.ComfyNode):
                 io.Latent.Input("samples", tooltip="What will be sampled; passed through."),
                 io.Vae.Input("vae", optional=True, tooltip="Connect it to have the decode predicted too."),
                 io.Clip.Input("clip", optional=True, tooltip="Connect it to have the text encoder counted too."),
-                io.Conditioning.Input("positive", optional=True, tooltip="Its length counts. Without: 256 tokens."),
-                io.Conditioning.Input("negative", optional=True, tooltip="Without: like the positive."),
+                io.Conditioning.Input("positive", optional=True, tooltip="Its length counts. Unconnected: 256 tokens."),
+                io.Conditioning.Input("negative", optional=True, tooltip="Unconnected: like the positive."),
                 cfg_input(),
                 io.Combo.Input(
                     "if_too_big",
@@ -83,15 +85,15 @@ class HeadroomEstimate(io.ComfyNode):
                     tooltip="GB (2^30 bytes) with all weights of a stage on the card.",
                 ),
                 io.Float.Output(
-                    "least_vram_gb", display_name="least_vram_gb", tooltip="Activations and largest layer."
+                    "least_vram_gb", display_name="least_vram_gb", tooltip="GB of activations and the largest layer."
                 ),
-                io.Float.Output("activations_gb", display_name="activations_gb", tooltip="Without any weights."),
+                io.Float.Output("activations_gb", display_name="activations_gb", tooltip="GB without any weights."),
                 io.Float.Output(
                     "streamed_gb_per_step",
                     display_name="streamed_gb_per_step",
-                    tooltip="Weights that come over the bus.",
+                    tooltip="GB of weights that are copied from RAM at every step.",
                 ),
-                io.Float.Output("ram_gb_needed", display_name="ram_gb", tooltip="Weights of all models."),
+                io.Float.Output("ram_gb_needed", display_name="ram_gb", tooltip="GB for the weights of all models."),
                 io.String.Output("verdict", display_name="verdict", tooltip="resident, streams or does_not_fit."),
                 io.Image.Output(
                     "chart",
@@ -126,7 +128,8 @@ class HeadroomEstimate(io.ComfyNode):
         answer = estimate(question, card, limit, ram_total(ram_gb))
         forecast, report = answer.forecast, render_forecast(answer.forecast, answer.notes)
         if if_too_big == "stop" and forecast.verdict is Verdict.DOES_NOT_FIT:
-            raise ValueError(f"stopped before sampling: {next(advise(forecast))}\n{report}")
+            log.info(report)
+            raise ValueError(f"stopped before sampling: {next(advise(forecast))}")
         chart = torch.from_numpy(np.asarray(draw_forecast(forecast), dtype=np.float32) / 255.0)[None]
         sizes = (forecast.peak, forecast.least, forecast.activations, forecast.streamed_per_step, forecast.ram_needed)
         shown = face(report, forecast_bar(forecast))

@@ -64,7 +64,7 @@ class HeadroomFit(io.ComfyNode):
                     "Another card's kernels and speed: sm75 RTX 20, sm80 A100, sm86 RTX 30, sm89 RTX 40, sm90"
                     " H100, sm120 RTX 50. Set vram_gb with it."
                 ),
-                limit_input("Share of the card that may be used, as in Will It Fit?."),
+                limit_input("Share of the card that may be used, 0.1 to 1: 0.85 of 8 GB are 6.8."),
                 cfg_source_input(),
                 io.Combo.Input(
                     "verify",
@@ -72,9 +72,9 @@ class HeadroomFit(io.ComfyNode):
                     default=VERIFY[0],
                     optional=True,
                     advanced=True,
-                    tooltip="first_step: a step of the plan is measured before the rest runs. Where it takes 5 % more"
-                    " or less memory than predicted, it is planned again by what was measured, which is kept for next"
-                    " time. Takes the time of some steps. Not for another card.",
+                    tooltip="first_step: a step of the plan is measured before the rest runs. If its memory is off by"
+                    " 5 % or more, the plan is made again from the measurement, which is kept for next time. Costs the"
+                    " time of some steps. Works only for this machine's card.",
                 ),
             ],
             outputs=[

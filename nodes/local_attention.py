@@ -16,7 +16,7 @@ def _whole(name: str, default: int, low: int, high: int, tooltip: str) -> io.Int
 
 
 def _radius() -> io.Int.Input:
-    return _whole("radius", 8, 1, 256, "Cells seen around a block of queries, at least. A latent of 1024 px has 128.")
+    return _whole("radius", 8, 1, 256, "Cells seen around a block of queries, at least. 1024 px are 128 cells.")
 
 
 def _block() -> io.Int.Input:
@@ -29,7 +29,7 @@ def _frames() -> io.Int.Input:
 
 def _every() -> io.Int.Input:
     return _whole(
-        "every", 8, 1, 256, "Every how many rows and columns a token sees all and is seen by all; 8: one in 64."
+        "every", 8, 1, 256, "A token every so many rows and columns sees all and is seen by all; 8: one in 64."
     )
 
 
@@ -47,7 +47,7 @@ def _patterns() -> list[io.DynamicCombo.Option]:
         ),
         option(
             "local_pool",
-            [_radius(), _block(), _frames(), _whole("pool", 4, 1, 32, "The far field is averaged over such cells.")],
+            [_radius(), _block(), _frames(), _whole("pool", 4, 1, 32, "What is farther is averaged over pool x pool.")],
         ),
         option(
             "block_sparse",
@@ -71,7 +71,7 @@ def _patterns() -> list[io.DynamicCombo.Option]:
                 _block(),
                 _frames(),
                 _every(),
-                _whole("random", 64, 0, 4096, "Random keys that a block of queries sees besides."),
+                _whole("random", 64, 0, 4096, "Keys drawn at random that a block of queries also sees."),
             ],
         ),
         option(

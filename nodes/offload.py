@@ -43,7 +43,7 @@ class HeadroomOffload(io.ComfyNode):
                     options=list(GRANULARITIES),
                     default="auto",
                     tooltip="leaf: ComfyUI's own streaming, layer by layer. block: layers are copied ahead of their"
-                    " use, up to some blocks ahead. auto: block where that helps and fits.",
+                    " use, as many blocks as prefetch allows. auto: block where that helps and fits.",
                 ),
                 io.Int.Input(
                     "prefetch",
@@ -52,8 +52,8 @@ class HeadroomOffload(io.ComfyNode):
                     max=8,
                     optional=True,
                     advanced=True,
-                    tooltip="How many blocks' weights may be staged at most; less is where less hides the copies as"
-                    " well. 0: the host's own streaming.",
+                    tooltip="How many blocks are copied ahead at most; fewer where fewer hide the copies as well."
+                    " 0: ComfyUI's own streaming.",
                 ),
             ],
             outputs=[

@@ -14,8 +14,8 @@ from .given import checked
 
 class HeadroomReport(io.ComfyNode):
     """Says what ran in this prompt before this node: attention backend per block and why, how many calls reached
-    HeadroomAttention, VAE method and tiles, time, and measured peak memory. Passes its input through unchanged: put
-    it last, behind the decode."""
+    Attention by Block and Step, VAE method and tiles, time, and measured peak memory. Passes its input through
+    unchanged: put it last, behind the decode."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -49,8 +49,8 @@ class HeadroomTraining(io.ComfyNode):
     block and computes the block again in its backward, so that its memory holds one block instead of all.
 
     Connect it to Train LoRA. The gradients are the same bits as without checkpoints. Train LoRA's own
-    gradient_checkpointing makes the whole model one checkpoint and saves next to nothing; within these blocks it is
-    left out, on or off. Sampling is not changed."""
+    gradient_checkpointing makes the whole model one checkpoint and saves next to nothing; inside these blocks it has
+    no effect, on or off. Sampling is not changed."""
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -65,9 +65,9 @@ class HeadroomTraining(io.ComfyNode):
                 io.DynamicCombo.Input(
                     "plan",
                     options=_plans(),
-                    tooltip="What is computed again. every block: least memory, a third more work. every k-th block:"
-                    " fewer checkpoints, more blocks at once. attention or feed-forward: only that part of each block."
-                    " budget: as little as fits.",
+                    tooltip="What is computed again. every block: least memory in most models, 1.2x to 1.5x of"
+                    " a step's CPU time. every k-th block: fewer checkpoints, more blocks at once. attention or"
+                    " feed-forward: only that part of each block. budget: as little as fits.",
                 ),
                 blocks_input(" Others are kept, and computed once."),
                 io.Boolean.Input(

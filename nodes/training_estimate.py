@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from .face import face
 from .given import checked
 
 ACTIONS = ("report", "stop")
+log = logging.getLogger(__name__)
 ASSUMED = "positive is not connected: a prompt of usual length is assumed"
 
 
@@ -44,8 +46,8 @@ class HeadroomTrainingEstimate(io.ComfyNode):
             inputs=[
                 io.Model.Input("model", tooltip="As Train LoRA gets it: Training Memory before this node counts."),
                 io.Latent.Input("latents", tooltip="The pictures, or an empty latent of their size: the largest."),
-                io.Int.Input("batch_size", default=1, min=1, max=10000, tooltip="Pictures of a step, as there."),
-                io.Int.Input("rank", default=8, min=1, max=128, tooltip="Of the adapter, as in Train LoRA."),
+                io.Int.Input("batch_size", default=1, min=1, max=10000, tooltip="Pictures per step, as in Train LoRA."),
+                io.Int.Input("rank", default=8, min=1, max=128, tooltip="The adapter's rank, as in Train LoRA."),
                 io.Combo.Input("algorithm", options=list(ALGORITHMS), default=ALGORITHMS[0], tooltip="Of the adapter."),
                 io.Combo.Input(
                     "optimizer",
@@ -57,30 +59,30 @@ class HeadroomTrainingEstimate(io.ComfyNode):
                     "training_dtype",
                     options=list(TRAINING_DTYPES),
                     default=TRAINING_DTYPES[0],
-                    tooltip="That is computed in. fp32 doubles the activations.",
+                    tooltip="Type that the training computes in. fp32 doubles the activations.",
                 ),
                 io.Combo.Input(
                     "lora_dtype",
                     options=list(LORA_DTYPES),
                     default=LORA_DTYPES[0],
-                    tooltip="That adapter, gradients and optimizer are kept in. fp32 doubles them.",
+                    tooltip="Type in which adapter, gradients and optimizer are kept. fp32 doubles them.",
                 ),
                 io.Boolean.Input(
                     "gradient_checkpointing",
                     default=True,
                     tooltip="Train LoRA's own, of the whole model. With Training Memory before, that counts instead.",
                 ),
-                io.Boolean.Input("bypass_mode", default=False, tooltip="The adapter beside the weights, not in them."),
+                io.Boolean.Input("bypass_mode", default=False, tooltip="The adapter runs beside the weights."),
                 io.Combo.Input(
                     "if_too_big",
                     options=list(ACTIONS),
                     default="report",
                     tooltip="stop: ends the prompt before the training where it would not fit.",
                 ),
-                io.Conditioning.Input("positive", optional=True, tooltip="Its length counts. Without: 256 tokens."),
+                io.Conditioning.Input("positive", optional=True, tooltip="Its length counts. Unconnected: 256 tokens."),
                 vram_input("GB (2^30 bytes) of the card. 0: this card's total."),
                 gpu_input("Another card. Set vram_gb with it. The model's dtype stays as loaded here."),
-                limit_input("Share of the card that may be used, as in Will It Fit?."),
+                limit_input("Share of the card that may be used, 0.1 to 1: 0.85 of 8 GB are 6.8."),
             ],
             outputs=[
                 io.Model.Output("passed", display_name="model", tooltip="The model, unchanged."),
@@ -90,13 +92,13 @@ class HeadroomTrainingEstimate(io.ComfyNode):
                     tooltip="Every plan of checkpoints, every optimizer, and several devices by ZeRO's formulas.",
                 ),
                 io.Float.Output("peak_gb", display_name="peak_gb", tooltip="GB (2^30 bytes) by the chosen plan."),
-                io.Float.Output("least_vram_gb", display_name="least_vram_gb", tooltip="By the plan that takes least."),
-                io.Float.Output("activations_gb", display_name="activations_gb", tooltip="Of the blocks, chosen plan."),
+                io.Float.Output("least_vram_gb", display_name="least_vram_gb", tooltip="GB by the least plan."),
+                io.Float.Output("activations_gb", display_name="activations_gb", tooltip="GB of the blocks."),
                 io.Float.Output(
-                    "adapter_gb", display_name="adapter_gb", tooltip="What is trained, gradients, optimizer's states."
+                    "adapter_gb", display_name="adapter_gb", tooltip="GB of adapter, gradients, optimizer."
                 ),
                 io.Float.Output(
-                    "operations", display_name="operations", tooltip="Of a step, against none computed again."
+                    "operations", display_name="operations", tooltip="Ratio to none computed again; no time."
                 ),
                 io.String.Output("verdict", display_name="verdict", tooltip="fits or does_not_fit."),
                 io.Image.Output("chart", display_name="chart", tooltip="A bar for each plan; dashed: the limit."),
@@ -129,7 +131,8 @@ class HeadroomTrainingEstimate(io.ComfyNode):
         notes = (*notes_of(asked, card), *([ASSUMED] if positive is None else []))
         report = render_training(forecast, notes)
         if if_too_big == "stop" and not forecast.fits(forecast.way):
-            raise ValueError(f"stopped before the training: {training_sentence(forecast)}\n{report}")
+            log.info(report)
+            raise ValueError(f"stopped before the training: {training_sentence(forecast)}")
         chart = torch.from_numpy(np.asarray(draw_training(forecast), dtype=np.float32) / 255.0)[None]
         learnt = forecast.adapter + forecast.gradients + forecast.states
         sizes = (forecast.peak(forecast.way), forecast.peak(forecast.least), forecast.way.activations, learnt)

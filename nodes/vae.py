@@ -27,9 +27,10 @@ def _settings_inputs() -> list[io.Input]:
             "method",
             options=list(METHOD_CHOICES),
             default="auto",
-            tooltip="auto: in one piece where that fits the budget (bit for bit the stock result), else exact."
-            " exact: in strips of rows with the whole picture's statistics and attention: the same result up to float"
-            " rounding, no seams. feathered: overlapping tiles blended in one pass, approximate.",
+            tooltip="auto: in one piece where that fits the budget (bit for bit the stock result), else exact;"
+            " feathered only where strips are impossible, and the node says so. exact: in strips of rows with the whole"
+            " picture's statistics and attention: the same result up to float rounding, no seams; or an error."
+            " feathered: overlapping tiles blended in one pass, approximate.",
         ),
         io.Float.Input(
             "vram_budget_gb",
@@ -40,8 +41,8 @@ def _settings_inputs() -> list[io.Input]:
             optional=True,
             advanced=True,
             tooltip="What the VAE may need, weights included, in GB of 2^30 bytes. A smaller budget means lower"
-            " strips, then maps computed again instead of stored; too small a one is an error that names the least."
-            " 0: the card's total minus the host's reserve.",
+            " strips, then maps computed again instead of stored. Too small a one: with exact an error that names the"
+            " least, with auto feathered tiles if they fit. 0: the card's total minus the host's reserve.",
         ),
         io.Int.Input(
             "tile_size",
@@ -120,9 +121,9 @@ def _on_disk_input() -> io.Boolean.Input:
         default=False,
         optional=True,
         advanced=True,
-        tooltip="What is decoded lies in a file of ComfyUI's temp folder instead of in memory, 12 bytes a pixel: 721"
-        " frames of 1280 x 720 take 7.4 GB of disk. Any node behind it can use it; one that copies all frames still"
-        " needs the memory. The file goes with the picture. feathered tiles stay in memory.",
+        tooltip="Keeps decoded frames in a file in ComfyUI's temp folder instead of in memory, 12 bytes a pixel: 721"
+        " frames of 1280 x 720 take 7.4 GB of disk. Any node behind it can use them; one that copies all frames still"
+        " needs the memory. The file is deleted when the frames are no longer used. feathered tiles stay in memory.",
     )
 
 

@@ -81,7 +81,7 @@ class HeadroomVAEDecodeVideo(io.ComfyNode):
                     advanced=True,
                     tooltip="What the VAE may need, weights included, in GB of 2^30 bytes; it does not depend on the"
                     " number of frames for Wan, Qwen-Image, LTX-Video, Mochi and pictures. 0: the card's total minus"
-                    " the host's reserve. Another budget still goes on where an earlier run ended.",
+                    " the host's reserve. With another budget a decode still goes on where it ended.",
                 ),
             ],
             outputs=[
@@ -140,14 +140,14 @@ class HeadroomVAEEncodeVideo(io.ComfyNode):
                     default=0,
                     min=0,
                     max=16384,
-                    tooltip="In pixels. 0: as height asks for, or as the video is; what fills no cell is cut off.",
+                    tooltip="In pixels. 0: follows height; both 0: the video's own. What fills no cell is cut off.",
                 ),
                 io.Int.Input(
                     "height",
                     default=0,
                     min=0,
                     max=16384,
-                    tooltip="In pixels. 0: as width asks for, or as the video is.",
+                    tooltip="In pixels. 0: follows width; both 0: the video's own.",
                 ),
                 io.Combo.Input(
                     "upscale_method",

@@ -15,7 +15,7 @@ from ...vae.exact.bands.talk import OnChunk
 from ...vae.exact.cutting.share import Share
 from ..chunks.chunks import State
 from ..core.compat import interruptions, out_of_memory_kind
-from ..video.along import ALONG
+from ..video.along import cut_into
 from .work import BandWork, dim_of
 
 NARROWER = 0.7  # of a worker's bytes, after it ran out of them
@@ -131,7 +131,7 @@ def report_of(names: Sequence[str], answers: Sequence[dict[str, Any]], budgets: 
     of_what = "frames" if made.way == "frames" else "rows"
     for name, answer, budget in zip(names, answers, budgets):
         made.lines.append(
-            f"{name}: {answer['rows']} {of_what}, {answer['strips']} {ALONG[made.way]} in {answer['passes']} passes,"
+            f"{name}: {answer['rows']} {of_what} in {cut_into(made.way, answer['strips'], answer['passes'])},"
             " planned peak"
             f" {format_bytes(answer['peak'])} of {format_bytes(budget)}, {format_bytes(answer['measured'])} received"
         )

@@ -244,7 +244,7 @@ def _vae_plans(question: Question, card: Card, allowed: int, most: Loss) -> Iter
         yield VAEPlan(coding_stage(Coding(vae, latent), card, allowed), None, Loss.EXACT)
         return
     constant = workspaces_for(card).constant(card)
-    budget = VAESettings(vram_budget_gb=max(1, allowed - constant) / GB)
+    budget = VAESettings(vram_budget_gb=max(1, allowed - constant) / GB, budget_name="limit of Make It Fit")
     if fits_in_one_piece(planned_vae(vae, budget), latent):
         whole = _vae_plan(vae, budget, latent, card, Loss.EXACT, constant)
         yield whole

@@ -154,7 +154,7 @@ class Coder:
         row.lines += self.tiles.describe(plan)
         if not plan.fits:
             row.notices.append(
-                "even these tiles are estimated above the budget: raise vram_budget_gb, or set a smaller tile_size"
-                " or temporal_size"
+                f"even these tiles are estimated above the budget: raise {self.geometry.settings.budget_name}, or set a"
+                " smaller tile_size or temporal_size"
             )
         return out

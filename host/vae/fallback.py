@@ -79,7 +79,7 @@ class Fallback:
         if self.settings.method == "auto":
             plan, own = self.tiles.plan(x), self.settings.vram_budget_gb
             if plan.fits or not own:
-                there = f"the budget is {gigabytes(budget)}; raise vram_budget_gb for the exact result"
+                there = f"the budget is {gigabytes(budget)}; raise {self.settings.budget_name} for the exact result"
                 if not own:
                     there = f"{self.room.vae.device} has {gigabytes(max(0, budget))} beside what ComfyUI reserves"
                 needed = f"exact strips of {sizes} need {gigabytes(least, up=True)} at least"
@@ -95,8 +95,8 @@ class Fallback:
             )
         raise BudgetTooSmall(
             least,
-            f"vram_budget_gb: {gigabytes(budget)} is less than {needed}; raise vram_budget_gb{advice}, or lower the"
-            " size of the picture",
+            f"{self.settings.budget_name}: {gigabytes(budget)} is less than {needed}; raise {self.settings.budget_name}"
+            f"{advice}, or lower the size of the picture",
         )
 
     def no_room(self, error: NoRoom, x: Tensor, row: Row) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 METHOD_CHOICES = ("auto", "exact", "feathered")
@@ -26,6 +26,7 @@ class VAESettings:
         frames_on_disk: the decoded picture lies in a file of the host's temp folder instead of in memory.
         workers: who computes bands of it, by the name that the server's owner gave them, or this machine's devices;
             empty = the VAE's device alone.
+        budget_name: what people set the budget by, for sentences.
     """
 
     method: str = "auto"
@@ -39,6 +40,7 @@ class VAESettings:
     store: str = "same"
     frames_on_disk: bool = False
     workers: str = ""
+    budget_name: str = field(default="vram_budget_gb", compare=False)
 
     def check(self) -> None:
         """Raises ValueError, with the input to change, for settings that contradict each other."""
@@ -59,5 +61,5 @@ class VAESettings:
 
     def explicit(self) -> dict[str, Any]:
         """What is not left at its default."""
-        values = ((field.name, getattr(self, field.name), field.default) for field in fields(self))
+        values = ((one.name, getattr(self, one.name), one.default) for one in fields(self) if one.compare)
         return {name: value for name, value, default in values if value != default}

@@ -33,7 +33,10 @@ def low_memory_vae(vae: comfy.sd.VAE, settings: VAESettings) -> comfy.sd.VAE:
     vae.throw_exception_if_invalid()
     planned: VAESettings | None = getattr(vae, "headroom_plan", None)
     if planned is not None and settings.method == "auto":
-        settings = replace(planned, **settings.explicit())
+        changes = settings.explicit()
+        if "vram_budget_gb" in changes:
+            changes["budget_name"] = settings.budget_name
+        settings = replace(planned, **changes)
     kind = type(vae) if isinstance(vae, LowMemoryVAE) else _low_memory_class(type(vae))  # type: ignore[arg-type]
     copy: comfy.sd.VAE = object.__new__(kind)
     copy.__dict__.update(vae.__dict__, headroom_settings=settings)

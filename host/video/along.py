@@ -91,6 +91,11 @@ def hand_on(run: ExactRun, vae: Any, x: Tensor, direction: Direction = Direction
     return x
 
 
+def cut_into(along: str, strips: int, passes: int) -> str:
+    """How finely maps were cut, from the strips of all passes over them."""
+    return f"{ALONG[along]}, {round(strips / max(1, passes), 2):g} for each map on average"
+
+
 def described(report: Report, along: str, store: torch.dtype | None) -> Iterator[str]:
     """What ran, for the report of a node.
 
@@ -101,8 +106,7 @@ def described(report: Report, along: str, store: torch.dtype | None) -> Iterator
     if not report.passes:
         return
     kind = "exact" if store is None else "near-exact, float16 store"
-    number = f"{report.strips} {ALONG[along]} in {report.passes} passes"
-    yield f"{kind}: {number}, planned peak {format_bytes(report.peak)}"
+    yield f"{kind}: in {cut_into(along, report.strips, report.passes)}, planned peak {format_bytes(report.peak)}"
     if report.done.recomputed:
         yield f"{report.done.recomputed} maps computed again instead of stored"
     if report.carried:

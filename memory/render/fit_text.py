@@ -85,7 +85,8 @@ def _vae_lines(fit: Fit) -> Iterator[str]:
     plan = fit.vae
     if plan is None or plan.stage is None:
         return
-    yield f"decoding, {WORDS[plan.loss]}: {plan.stage.method or 'as it is'}, {format_bytes(plan.stage.peak)}"
+    way = (plan.stage.method or "as it is").removeprefix(f"{WORDS[plan.loss]}, ")
+    yield f"decoding, {WORDS[plan.loss]}: {way}, {format_bytes(plan.stage.peak)}"
     larger = [other for other in fit.vaes if other is not plan]
     if larger:
         tried = larger[0]

@@ -42,11 +42,11 @@ def training_sentence(forecast: TrainingForecast) -> str:
             "let Training Memory's plan be another" if OURS in way.name else "put Training Memory before Train LoRA"
         )
         return (
-            f"does_not_fit: {needs}; {change}: {best.name.partition(':')[0]} takes"
+            f"does not fit: {needs}; {change}: {best.name.partition(':')[0]} takes"
             f" {format_bytes(forecast.peak(best))} for {best.operations:.2f} times the operations"
         )
     return (
-        f"does_not_fit: {needs}; no plan of checkpoints does, {least.name} takes {format_bytes(forecast.peak(least))}:"
+        f"does not fit: {needs}; no plan of checkpoints does, {least.name} takes {format_bytes(forecast.peak(least))}:"
         f" {_smaller(forecast)}"
     )
 

@@ -98,7 +98,7 @@ class TestVAE:
         rows = list(looked_at(way, bench).values())
         assert [row.outcome for row in rows[:1]] == [CheckOutcome.HELD]
         assert rows[0].numbers["db"] >= 100
-        assert "strips in" in rows[0].text
+        assert "in strips" in rows[0].text
         assert rows[-1].outcome in (
             CheckOutcome.HELD,
             CheckOutcome.NOT_HERE,

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -73,6 +74,18 @@ def estimate(workflow: Workflow | str, folder: Path, *options: str) -> subproces
         [*command, "--base-directory", str(folder), *options],
         capture_output=True, text=True, timeout=600, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["estimate", "calibrate", "check"])
+def test_another_python_than_the_hosts_is_told_of_in_a_sentence(name: str, tmp_path: Path) -> None:
+    """One that has no torch."""
+    (tmp_path / "workflow.json").write_text(json.dumps(text_to_image()))
+    asked = [str(tmp_path / "workflow.json")] if name == "estimate" else []
+    command = [sys.executable, "-S", str(PACK / "cli" / f"{name}.py"), *asked, "--comfyui", str(ENVIRONMENT.comfyui)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert re.search(r"No module named '\w+'; run it with the Python that ComfyUI runs with\n$", done.stderr)
+    assert "Traceback" not in done.stderr
 
 
 @pytest.fixture
@@ -285,7 +298,7 @@ def test_a_training_is_told_of() -> None:
     assert not run.stages_followed
     workflow["9"]["inputs"]["optimizer"] = "SGD"
     notes = "; ".join(DryRun(workflow, named_card("sm86", 12.0)).run().notes)
-    assert "does_not_fit: " in notes
+    assert "does not fit: " in notes
     assert "no plan of checkpoints does" in notes
     assert "predicted at depth 1" in notes
     assert "Train LoRA's offloading keeps them for the backward" in notes
@@ -406,7 +419,7 @@ def test_a_server_that_runs_is_asked(server: Server, tmp_path: Path) -> None:
     status, said, _ = ask("--server", server.url, path=path)
     assert status == 0
     assert said.startswith("Will it fit? · ")
-    assert "\nresident: fits" in said
+    assert "\nfits, with all weights" in said
     status, said, _ = ask("--server", f"{server.url}/", "--gpu", "rtx 3060 12gb", "--limit", "0.5", "--json", path=path)
     found = json.loads(said)
     assert status == 0

@@ -17,7 +17,7 @@ from headroom.host.measure.runs import LOG
 from headroom.host.prediction.stages import own_card
 from headroom.host.prediction.vae import Coding, predict_coding
 from headroom.host.vae.settings import VAESettings
-from headroom.host.vae.wrapper import decode_latent, low_memory_vae
+from headroom.host.vae.wrapper import decode_latent, low_memory_vae, planned_vae
 from headroom.nodes.vae import HeadroomVAEDecode, HeadroomVAEEncode
 from headroom.vae.exact.planning.choice import Choice, PlannedBefore
 from headroom.vae.exact.planning.remembered import MOST, Remembered, remembered
@@ -201,6 +201,14 @@ class TestMemory:
         assert "raise vram_budget_gb" in last_lines()
         with pytest.raises(ValueError, match=r"vram_budget_gb: 0\.001 GB is less than .* raise vram_budget_gb"):
             low_memory_vae(load_vae("sd"), VAESettings(vram_budget_gb=0.001)).decode(latent_of("sd", 256, 256))
+
+    def test_a_budget_of_another_node_is_called_by_its_input_there(self) -> None:
+        settings = VAESettings(vram_budget_gb=0.001, budget_name="limit of Make It Fit")
+        planned, latent = planned_vae(load_vae("sd"), settings), latent_of("sd", 256, 256)
+        with pytest.raises(ValueError, match=r"^limit of Make It Fit: 0\.001 GB is less .* raise limit of Make It Fit"):
+            planned.decode(latent)
+        with pytest.raises(ValueError, match=r"^vram_budget_gb: 0\.002 GB is less .* raise vram_budget_gb"):
+            low_memory_vae(planned, VAESettings(vram_budget_gb=0.002)).decode(latent)
 
     def test_out_of_memory_leads_to_smaller_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
         vae, latent = load_vae("sd"), latent_of("sd", 256, 256)

@@ -248,7 +248,7 @@ class TestReport:
         result = client.run(with_headroom(seed=12, side=256, vae={"method": "exact", "tile_size": 32}))
         report = report_of(result)
         assert "exact: " in report
-        assert " passes, planned peak " in report
+        assert " for each map on average, planned peak " in report
         assert "feathered" not in report
 
     def test_what_ran_is_said(self, client: Client) -> None:
@@ -387,7 +387,7 @@ class TestEstimate:
     def test_the_latent_passes_and_the_forecast_is_told(self, client: Client) -> None:
         result = client.run(self.graph())
         report = report_of(result, "6")
-        assert report.splitlines()[1].startswith("resident: fits")
+        assert report.splitlines()[1].startswith("fits, with all weights")
         assert [line.split(":")[0].split(" ")[0] for line in report.splitlines()[5:] if line[:1].isalpha()] == [
             "text", "sampling", "decode",
         ]  # fmt: skip
@@ -396,8 +396,7 @@ class TestEstimate:
     def test_what_does_not_fit_is_stopped_before_sampling(self, client: Client) -> None:
         with pytest.raises(PromptFailed, match=r"stopped before sampling: .* needs .* at least") as failure:
             client.run(self.graph(gpu="sm86", vram_gb=0.1, limit=0.9))
-        assert "does_not_fit: does not fit" in failure.value.exception_message
-        assert "least VRAM" in failure.value.exception_message
+        assert "\n" not in failure.value.exception_message.strip()
 
     def test_the_tiles_of_the_decode_behind_it_count(self, client: Client) -> None:
         graph = self.graph(if_too_big="report", vae=["1", 2], limit=0.8)

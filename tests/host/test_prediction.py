@@ -613,7 +613,7 @@ class TestAnswers:
         comfy.model_management.unload_all_models()
         before = list(comfy.model_management.current_loaded_models)  # what another test's leftover holds
         family = FAMILIES["flux"]
-        with pytest.raises(ValueError, match=r"stopped before sampling: sampling needs.*\n.*\ndoes_not_fit"):
+        with pytest.raises(ValueError, match=r"^stopped before sampling: sampling needs .* at least"):
             HeadroomEstimate.execute(
                 family.load(), {"samples": family.latent(1024, 1024)}, 3.0, "stop", positive=family.conditioning(1),
                 vram_gb=0.05, gpu="sm86",

@@ -163,7 +163,7 @@ def test_the_node_hands_on_the_model_and_tells() -> None:
 def test_a_training_that_does_not_fit_is_stopped_with_what_would() -> None:
     family = FAMILIES["flux"]
     model, x = family.load(), family.latent(24 * family.reach, 24 * family.reach)
-    with pytest.raises(ValueError, match=r"^stopped before the training: does_not_fit: .* put Training Memory before"):
+    with pytest.raises(ValueError, match=r"^stopped before the training: does not fit: .* put Training Memory before"):
         execute(model, x, vram_gb=0.15, if_too_big="stop")
     with pytest.raises(ValueError, match=r"no plan of checkpoints does, every block takes .* store them in 8 bits"):
         execute(model, x, vram_gb=0.06, if_too_big="stop")

@@ -164,7 +164,7 @@ def test_a_video_whose_rows_do_not_fit(name: str) -> None:
     x = AUTOENCODERS[name].latent(4, 6, cells_in_time=9)
     vae = exact(name, tile_size=0, vram_budget_gb=least_gb(name, x))
     assert psnr(decoded(vae, x), decoded(AUTOENCODERS[name].load(), x)) >= 120
-    assert re.search("(chunks|windows) of frames in ", last_lines())
+    assert re.search("(chunks|windows) of frames, ", last_lines())
     assert last_row().notices == []
     found = predict_coding(Coding(vae, x), own_card(vae.device))
     assert found.prediction.activations == last_row().predicted.activations

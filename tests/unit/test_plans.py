@@ -144,7 +144,7 @@ def test_the_words_say_what_and_why() -> None:
     assert "as it is, sampling would need 5.00 GB at least" in text
     assert "3.00 GB of 6.00 GB weights on the card + 1.00 GB = 4.00 GB" in text
     assert "3.00 GB streamed 2 times per step" in text
-    assert "decoding, exact: exact, in strips, 1.25 GB" in text
+    assert "decoding, exact: in strips, 1.25 GB" in text
     assert "! a note" in text
 
 
