@@ -88,9 +88,7 @@ def test_it_paints_what_it_is_told(checkpoint: tuple[Any, Any, Any]) -> None:
 
 
 class TestFlux:
-    """One that is not trained."""
-
-    def test_it_is_what_was_trained(self) -> None:
+    def test_its_blocks_compute_what_was_trained(self) -> None:
         import comfy.ldm.flux.model
         import comfy.ops
 
@@ -122,6 +120,23 @@ class TestFlux:
         with torch.inference_mode():
             result, truth = (module.decode(_mean(module.encode(pictures))) for module in (spread_out, small))
         assert decibels(result, truth) > SAME_DB
+
+    def test_it_paints_what_it_is_told(self, checkpoint: tuple[Any, Any, Any]) -> None:
+        """As a graph of Flux does: no second prompt."""
+        from comfy_extras.nodes_flux import FluxGuidance
+        from comfy_extras.nodes_sd3 import EmptySD3LatentImage
+
+        import nodes
+
+        with torch.inference_mode():
+            (model,) = nodes.UNETLoader().load_unet("painter_flux.safetensors", "default")
+            (vae,) = nodes.VAELoader().load_vae("painter_vae_flux.safetensors")
+            (told,) = nodes.CLIPTextEncode().encode(checkpoint[1], str(SCENE))
+            (told,) = FluxGuidance.execute(told, 3.5).result
+            (empty,) = EmptySD3LatentImage.execute(256, 256, 1).result
+            (latent,) = nodes.KSampler().sample(model, 1, 20, 1.0, "euler", "simple", told, told, empty)
+            (pictures,) = nodes.VAEDecode().decode(vae, latent)
+        assert obeys(pictures[0].numpy(), SCENE)
 
 
 def _mean(latents: Any) -> Tensor:

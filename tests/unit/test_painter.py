@@ -16,8 +16,8 @@ from headroom.tools.models.painter.judge import obeys, see
 from headroom.tools.models.painter.networks import TRAINED
 from headroom.tools.models.painter.scenes import COLOURS, PAIRS, RELATIONS, SHAPES, SINGLES, Scene, Thing, draw
 
-MOST_BYTES = 18_000_000  # with the decoder's 6.5 MB below 25 MB
-MOST_OF_FLUX = 4_500_000
+MOST_BYTES = 25_000_000  # of all weights that are trained
+LEAST_OF_FLUX = 0.9
 SIDE = 128
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,8 +79,10 @@ class TestJudge:
 
 
 class TestFile:
-    def test_is_small_and_says_where_it_comes_from(self) -> None:
-        assert TRAINED.stat().st_size <= MOST_BYTES
+    def test_all_are_small(self) -> None:
+        assert sum(file.stat().st_size for file in TRAINED.parent.glob("*.safetensors")) <= MOST_BYTES
+
+    def test_says_where_it_comes_from(self) -> None:
         with safe_open(TRAINED, "pt") as file:
             about = file.metadata()
             types = Counter(file.get_tensor(key).dtype for key in file.keys())  # noqa: SIM118
@@ -91,12 +93,17 @@ class TestFile:
 
 
 class TestFlux:
+    def test_says_where_it_comes_from(self) -> None:
+        with safe_open(dit.TRAINED, "pt") as file:
+            about = file.metadata()
+        assert about["script"].endswith("/train_flux_painter.py")
+        assert float(about["obeyed"]) >= LEAST_OF_FLUX
+
     def test_eight_bits_are_those_of_each_row(self) -> None:
         model = dit.DiT()
         packed = dit.packed(model)
         weights = {key for key in packed if key + dit.SCALE in packed}
         assert {packed[key].dtype for key in weights} == {torch.int8}
-        assert sum(tensor.nbytes for tensor in packed.values()) <= MOST_OF_FLUX
         for key, value in dit.unpacked(packed).items():
             step = packed[key + dit.SCALE] if key in weights else 1e-3
             assert ((value - model.state_dict()[key]).abs() <= 0.501 * step + 1e-6).all()
@@ -108,9 +115,11 @@ class TestDemo:
             workflow = json.loads((ROOT / "workflows" / "api" / f"{name}.json").read_text(encoding="utf-8"))
             changed = painted(workflow, sentence)
             assert changed.keys() == workflow.keys()
+            nodes = {node["class_type"]: node["inputs"] for node in changed.values()}
             texts = {node["inputs"]["text"] for node in changed.values() if node["class_type"] == "CLIPTextEncode"}
-            assert texts == {sentence, ""}
+            assert texts == ({sentence, ""} if "KSampler" in nodes else {sentence})
             assert sentence in {str(scene) for scene in PAIRS}
-            for kind, inputs in PAINTER.items():
-                (node,) = (node for node in changed.values() if node["class_type"] == kind)
-                assert node["inputs"].items() >= inputs.items()
+            replaced = nodes.keys() & PAINTER.keys()
+            assert replaced >= ({"CheckpointLoaderSimple"} if name.startswith("sd15") else {"UNETLoader", "VAELoader"})
+            for kind in replaced:
+                assert nodes[kind].items() >= PAINTER[kind].items()

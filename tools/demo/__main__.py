@@ -35,11 +35,19 @@ DEMOS = {
     "wan_video_decode": "Wan 2.1 video",
 }
 # A model that paints takes the place of one of drawn weights where a workflow begins with words alone.
-PAINTED = {"sd15_text_to_image": "a red circle over a blue square"}
+PAINTED = {
+    "sd15_text_to_image": "a red circle over a blue square",
+    "flux_text_to_image": "a yellow star left of a purple circle",
+}
 PAINTER: dict[str, dict[str, Any]] = {
     "CheckpointLoaderSimple": {"ckpt_name": "painter_sd15.safetensors"},
     "EmptyLatentImage": {"width": 256, "height": 256},
     "KSampler": {"steps": 20, "cfg": 3.0, "sampler_name": "dpmpp_2m", "scheduler": "karras"},
+    "UNETLoader": {"unet_name": "painter_flux.safetensors"},
+    "CLIPLoader": {"clip_name": "painter_clip_l.safetensors"},
+    "VAELoader": {"vae_name": "painter_vae_flux.safetensors"},
+    "EmptySD3LatentImage": {"width": 256, "height": 256},
+    "BasicScheduler": {"steps": 20},
 }
 LEAST_LATENT_DB = 80.0
 WARM_UP = {"steps": 1, "width": 64, "height": 64, "length": 5}
@@ -95,12 +103,11 @@ def compare_all(server: Server, client: Client) -> list[Comparison]:
 
 
 def painted(workflow: Workflow, sentence: str) -> Workflow:
-    """The same workflow with the model that paints scenes, told one, at the size that it was trained for."""
-    texts = {"Positive Prompt": sentence, "Negative Prompt": ""}
+    """The same workflow with a model that paints scenes, told one, at the size that it was trained for."""
 
     def given(node: dict[str, Any]) -> dict[str, Any]:
         if node["class_type"] == "CLIPTextEncode":
-            return {"text": texts[node["_meta"]["title"]]}
+            return {"text": "" if node["_meta"]["title"] == "Negative Prompt" else sentence}
         return PAINTER.get(node["class_type"], {})
 
     return {node_id: {**node, "inputs": node["inputs"] | given(node)} for node_id, node in workflow.items()}

@@ -61,7 +61,7 @@ class Run:
     """What a workflow made and took.
 
     Attributes:
-        seconds: from the prompt's start to its end, loading included.
+        seconds: from the prompt's start to its end, loading included, without those of a Memory Report.
         peak: highest resident set size of the host over that at the prompt's start, in bytes.
         latent: the saved latent, (B, C, [T,] h, w).
         file: the saved picture or animation, as the host wrote it.
@@ -124,7 +124,13 @@ def measure(server: Server, client: Client, workflow: Workflow, progress: Callab
     reports = [output["text"][0] for output in result.outputs.values() if "text" in output]
     latent = load(latents)["latent_tensor"]
     report, work = "\n".join(reports), work_of(client, result.prompt_id) if reports else ()
-    return Run(result.seconds, memory.growth, latent, pictures, read_frames(pictures), report, work)
+    reporting = sum(result.node_seconds.get(number, 0.0) for number in reporters(workflow))
+    return Run(result.seconds - reporting, memory.growth, latent, pictures, read_frames(pictures), report, work)
+
+
+def reporters(workflow: Workflow) -> list[str]:
+    """The nodes whose only work is to tell of the others'."""
+    return [number for number, node in workflow.items() if node["class_type"] == "HeadroomReport"]
 
 
 def work_of(client: Client, prompt: str) -> tuple[Work, ...]:

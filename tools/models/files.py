@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from .drawing import Weights, generator
 from .image_vae import image_vae
 from .networks import clip_l, flux, flux2, flux_lora, ltxv, sd3, sd15_unet, sdxl_unet, wan21
+from .painter.dit import painter_flux, painter_vae_flux, trained_dit
 from .painter.networks import painter_text, painter_unet
 from .sd_vae import vae_sd
 from .video_vae import LTX_CONFIG, ltx_vae, wan_vae
@@ -87,6 +88,7 @@ def checkpoint(unet: Weights, text: Weights) -> Weights:
 MODELS = (
     weights_file("checkpoints/tiny_sd15", lambda: checkpoint(sd15_unet(), clip_l())),
     weights_file("checkpoints/painter_sd15", lambda: checkpoint(painter_unet(), painter_text(clip_l()))),
+    weights_file("diffusion_models/painter_flux", lambda: painter_flux(trained_dit()[0])),
     weights_file("diffusion_models/tiny_sd15_unet", sd15_unet),
     weights_file("diffusion_models/tiny_sdxl_unet", sdxl_unet),
     weights_file("diffusion_models/tiny_sd3", sd3),
@@ -95,7 +97,9 @@ MODELS = (
     weights_file("diffusion_models/tiny_wan21", wan21),
     weights_file("diffusion_models/tiny_ltxv", ltxv),
     weights_file("loras/tiny_flux_lora", flux_lora),
+    weights_file("text_encoders/painter_clip_l", lambda: painter_text(clip_l())),
     weights_file("text_encoders/tiny_clip_l", clip_l),
+    weights_file("vae/painter_vae_flux", lambda: painter_vae_flux(trained_dit()[1])),
     weights_file("vae/tiny_vae_sd", vae_sd),
     weights_file("vae/tiny_vae_flux", lambda: image_vae("Flux", 16, quantised=False)),
     weights_file("vae/tiny_vae_flux2", lambda: image_vae("Flux2", 32, quantised=True, patched=True)),
@@ -110,7 +114,8 @@ FILES: dict[str, list[File]] = {Path(model.path).stem: [model] for model in MODE
     "coffee": [photograph("coffee.png")],
 }
 LARGE = {
-    "painter_sd15", "tiny_sd15", "tiny_sd15_unet", "tiny_sdxl_unet", "tiny_clip_l", "tiny_vae_flux", "tiny_vae_flux2",
+    "painter_sd15", "painter_clip_l", "painter_vae_flux", "tiny_sd15", "tiny_sd15_unet", "tiny_sdxl_unet",
+    "tiny_clip_l", "tiny_vae_flux", "tiny_vae_flux2",
 }  # fmt: skip
 GROUPS = {"all": list(FILES), "small": [name for name in FILES if name not in LARGE]}
 

@@ -1,6 +1,6 @@
 """The templates' thumbnails: a picture, and what the template takes of the card that its name says.
 
-The pictures are painted by the small model that the tests use, and say so, or are a photograph where a template
+The pictures are painted by the small models that the tests use, and say so, or are a photograph where a template
 begins with one; the numbers are predicted from the names of the template's own files, whoever has them or not.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
-from ..demo.__main__ import PAINTER
+from ..demo.__main__ import WORKFLOWS, painted
 from ..server.client import Client
 from ..server.server import ServerError
 from ..setup.environment import Environment
@@ -126,26 +126,17 @@ def pictures_of(name: str, client: Client) -> list[Image.Image]:
         with Image.open(Environment.from_variables().models / "input" / str(shown)) as picture:
             return [ImageOps.fit(picture.convert("RGB"), (PICTURE, PICTURE))]
     sentences = [shown] if isinstance(shown, str) else [f"a {shown[0]} {way} a {shown[1]}" for way in AROUND]
-    return [painted(sentence, list(SHOWN).index(name), client) for sentence in sentences]
+    workflow = "flux_text_to_image" if name.startswith("flux") else "sd15_text_to_image"
+    return [picture_of(sentence, workflow, list(SHOWN).index(name), client) for sentence in sentences]
 
 
-def painted(sentence: str, seed: int, client: Client) -> Image.Image:
-    """What the small model makes of a sentence."""
-
-    def node(kind: str, **inputs: Any) -> dict[str, Any]:
-        return {"class_type": kind, "inputs": inputs | PAINTER.get(kind, {})}
-
-    graph = {
-        "1": node("CheckpointLoaderSimple"),
-        "2": node("CLIPTextEncode", clip=["1", 1], text=sentence),
-        "3": node("CLIPTextEncode", clip=["1", 1], text=""),
-        "4": node("EmptyLatentImage", batch_size=1),
-        "5": node("KSampler", model=["1", 0], positive=["2", 0], negative=["3", 0], latent_image=["4", 0], seed=seed,
-                  denoise=1.0),
-        "6": node("VAEDecode", samples=["5", 0], vae=["1", 2]),
-        "7": node("PreviewImage", images=["6", 0]),
-    }  # fmt: skip
-    (entry,) = client.run(graph).outputs["7"]["images"]
+def picture_of(sentence: str, workflow: str, seed: int, client: Client) -> Image.Image:
+    """What a small model makes of a sentence, by one of the demo's workflows."""
+    graph = painted(json.loads((WORKFLOWS / f"{workflow}.json").read_text(encoding="utf-8")), sentence)
+    for node in graph.values():
+        node["inputs"] |= {name: seed for name in ("seed", "noise_seed") if name in node["inputs"]}
+    (saves,) = (node_id for node_id, node in graph.items() if node["class_type"] == "SaveImage")
+    (entry,) = client.run(graph).outputs[saves]["images"]
     return Image.open(io.BytesIO(client.image(entry))).convert("RGB")
 
 

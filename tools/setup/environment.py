@@ -24,6 +24,7 @@ MODELS = PACK / "tools" / "models"
 TORCH = ("torch==2.11.0", "torchvision==0.26.0", "torchaudio==2.11.0")
 CONSTRAINED = ((3, 11), (3, 12))  # the Pythons for which constraints.txt was resolved
 PYTHON_GB, MODELS_GB = 9, 2
+DOWNLOAD_GB = 2.7  # of it, as packages
 NEEDED = ("pytest", "xdist", "skimage", "matplotlib")  # beyond ComfyUI's own requirements
 
 
@@ -74,6 +75,8 @@ def prepare(
     `SetupError`.
     """
     found = None if version else _find_comfyui()
+    if found is None:
+        announce()
     comfyui = found or hosts.fetch(version or hosts.DEFAULT)
     python = _find_python(comfyui) if found else _make_python(comfyui)
     if found and with_tools:
@@ -83,6 +86,19 @@ def prepare(
     models = _make_models(python, comfyui, stated)
     pages = frontend.fetch(frontend_version) if frontend_version else None
     return Environment(python, comfyui, stated, models, PACK, pages)
+
+
+def announce() -> None:
+    """Says what the first run downloads and how long that takes, before it does."""
+    if any(path.is_dir() for path in cache.root().glob("python-*")):
+        return
+    minutes = (f"{8e3 * DOWNLOAD_GB / rate / 60:.0f} minutes at {rate} Mbit/s" for rate in (100, 20))
+    print(
+        f"The first time this downloads about {DOWNLOAD_GB} GB (ComfyUI, PyTorch): {', '.join(minutes)}. With what is"
+        f" made of it, about {PYTHON_GB + MODELS_GB} GB lie in {cache.root()} then; some minutes to unpack, one to"
+        " generate small models. Later runs need none of it.",
+        file=sys.stderr,
+    )
 
 
 # ---------------------------------------------------------------------------- a ComfyUI of the user's own
@@ -176,7 +192,7 @@ def _make_python(comfyui: Path) -> Path:
 
 def _make_models(python: Path, comfyui: Path, version: str) -> Path:
     """The cached checkpoints for a host, generated if need be."""
-    sources = [*sorted(MODELS.glob("*.py")), MODELS / "painter" / "networks.py"]
+    sources = [*sorted(MODELS.glob("*.py")), *(MODELS / "painter" / name for name in ("dit.py", "networks.py"))]
     trained = sorted((MODELS / "weights").glob("*.safetensors"))
 
     def build(folder: Path) -> None:

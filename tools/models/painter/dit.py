@@ -2,7 +2,7 @@
 
 A head of Flux is 128 wide by design, so it has two. Its text comes from the small Stable Diffusion's text model and its
 latents from the same autoencoder, spread over Flux's sixteen channels. Its file has 8 bits a weight with a scale for
-each row, and modulations as products of rank 16. No trained one is committed yet.
+each row, and modulations as products of rank 16.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..drawing import Weights
@@ -206,6 +207,15 @@ def unpacked(file: Weights) -> Weights:
     }
 
 
+def trained_dit() -> tuple[DiT, Tensor]:
+    """The trained transformer, and the directions in which its latents lie, (16, 4)."""
+    file = load_file(TRAINED)
+    spread = file.pop(SPREAD)
+    model = DiT()
+    model.load_state_dict(unpacked(file))
+    return model, spread
+
+
 def painter_flux(dit: DiT) -> Weights:
     """The transformer as the host's Flux, which it is but for its text: the same words, each channel eight times. What
     Flux adds to the time, a pooled text and a guidance, adds nothing."""
@@ -242,12 +252,11 @@ def painter_vae_flux(spread: Tensor) -> Weights:
     latents, about which a convolution sees zeros where those would not be.
 
     Args:
-        spread: the directions of its latents, (16, 4), at right angles.
+        spread: the directions of its latents, (16, 4).
     """
     own, flux, sd = vae_sd(), latent_scale("Flux", CHANNELS), latent_scale("SD15", spread.shape[1])
-    length = spread.square().sum(0)
     there = flux.deviation[:, None] * spread / sd.deviation  # from the small autoencoder's latents to Flux's
-    back = sd.deviation[:, None] * (spread / length).T / flux.deviation
+    back = sd.deviation[:, None] * torch.linalg.pinv(spread) / flux.deviation
     weights = {key: value for key, value in own.items() if not key.startswith(("quant_conv", "post_quant_conv"))}
 
     def outwards(part: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import argparse
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,8 @@ class Training(ABC):
     ) -> None:
         self.options, self.rng, self.model, self.average, self.ema = options, rng, model, average, ema
         self.average.load_state_dict(self.model.state_dict())
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), betas=(0.9, 0.99), weight_decay=1e-4)
-        self.parts: dict[str, Any] = {"model": self.model, "average": self.average, "optimizer": self.optimizer}
+        self.optimizers = self.optimized()
+        self.parts: dict[str, Any] = {"model": self.model, "average": self.average, **self.optimizers}
         self.steps, self.seconds = 0, 0.0
         self.losses: list[float] = []
         if options.state.is_file():
@@ -44,6 +44,10 @@ class Training(ABC):
             self.rng.set_state(state["rng"])
             for name, part in self.parts.items():
                 part.load_state_dict(state[name])
+
+    def optimized(self) -> dict[str, torch.optim.Optimizer]:
+        """What moves the weights of the model, by the names of their states."""
+        return {"optimizer": adamw(self.model.parameters())}
 
     @abstractmethod
     def loss(self) -> Tensor:
@@ -74,12 +78,13 @@ class Training(ABC):
 
     def step(self) -> None:
         falling = 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * self.progress()))
-        self.optimizer.param_groups[0]["lr"] = self.options.rate * min(1.0, (self.steps + 1) / WARM_UP) * falling
         loss = self.loss()
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self.optimizer.step()
+        for optimizer in self.optimizers.values():
+            optimizer.param_groups[0]["lr"] = self.options.rate * min(1.0, (self.steps + 1) / WARM_UP) * falling
+            optimizer.step()
         new = 1 - min(self.ema, (self.steps + 1) / (self.steps + 10))
         with torch.no_grad():
             for mean, parameter in zip(self.average.parameters(), self.model.parameters()):
@@ -98,6 +103,10 @@ class Training(ABC):
     def so_far(self) -> str:
         loss = np.mean(self.losses[-100:]) if self.losses else math.nan
         return f"{self.steps} steps, {self.seconds / 60:.1f} min, loss {loss:.4f}"
+
+
+def adamw(weights: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(weights, betas=(0.9, 0.99), weight_decay=1e-4)
 
 
 def parse(
