@@ -444,7 +444,7 @@ class TestDevices:
         alone = run(exact("sd", tile_size=16), way, input_of("sd", way))
         result = run(exact("sd", workers=DEVICES, tile_size=16), way, input_of("sd", way))
         assert psnr(result, alone) >= NEAR_ENOUGH
-        rows = [int(line.split(": ")[1].split(" ")[0]) for line in last_row().lines if " rows, " in line]
+        rows = [int(line.split(": ")[1].split(" ")[0]) for line in last_row().lines if " rows in " in line]
         assert len(rows) == len(budgets)
         assert sum(rows) == result.shape[1 if way == "decode" else -2]
 
