@@ -30,14 +30,12 @@ function addText(node, text) {
 
 const textOf = (node) => node?.widgets?.find(({ name }) => name === WIDGET);
 
-/** What a run took, by workflow and node: it stays when the plan is shown again. */
+/** What the last run took, by node: it stays when the plan is shown again. */
 let took = {};
-const open = () => app.extensionManager.workflow.activeWorkflow?.path;
-const key = (node) => `${open()} ${node.id}`;
 
 function show(node, output) {
   const widget = textOf(node);
-  if (widget && output?.text) widget.value = output.text.join("\n") + (took[key(node)] ?? "");
+  if (widget && output?.text) widget.value = output.text.join("\n") + (took[node.id] ?? "");
   if (WITH_BAR.has(node?.comfyClass)) showMemoryBar(node, output);
 }
 
@@ -52,17 +50,15 @@ function behind(node, found = new Set()) {
   return found;
 }
 
-/** The prompt that runs, and the workflow that was open when it began. */
-let running = {};
-
 /** What a run took, under the plan of each Make It Fit before it. */
 async function showMeasured({ detail }) {
-  const isOpen = () => running.prompt === detail.prompt_id && running.workflow === open();
   const fits = app.rootGraph.nodes.filter(({ comfyClass }) => comfyClass === "HeadroomFit");
-  if (!fits.length || !isOpen()) return;
+  if (!fits.length) return;
   const response = await app.api.fetchApi(`/headroom/runs/${detail.prompt_id}?none_too=1`);
-  if (!response.ok || !isOpen()) return;
+  if (!response.ok) return;
   const { rows } = await response.json();
+  // Another workflow may have been opened since.
+  if (!rows.every(({ id }) => app.rootGraph.getNodeById(id.split(":")[0]))) return;
   const head = `\n\n${say("it_took", "It took:")}\n`;
   for (const fit of fits) {
     const ids = new Set([...behind(fit)].map(String));
@@ -70,9 +66,9 @@ async function showMeasured({ detail }) {
       .filter(({ id, outcome, measured }) => ids.has(id.split(":")[0]) && outcome === "done" && measured)
       .map(({ id, work, seconds, measured }) => `${translated(`#${id} ${work}`)}: ${seconds.toFixed(1)} s, ${say("peak", "peak")} ${bytes(measured.highest)}`);
     if (!lines.length) continue;
-    took[key(fit)] = head + lines.join("\n");
+    took[fit.id] = head + lines.join("\n");
     const text = textOf(fit);
-    text.value = text.value.split(head)[0] + took[key(fit)];
+    text.value = text.value.split(head)[0] + took[fit.id];
   }
 }
 
@@ -104,8 +100,7 @@ function showError({ detail }) {
   };
 }
 
-function begin({ detail }) {
-  running = { prompt: detail.prompt_id, workflow: open() };
+function begin() {
   took = {};
   const last = undo;
   undo = () => {};

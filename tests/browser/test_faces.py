@@ -99,11 +99,10 @@ def test_texts_and_bars_of_results_that_are_reused(faces: Page) -> None:
 def test_a_bar_is_read_in_either_theme(faces: Page) -> None:
     for number in BARS:
         faces.evaluate(LOOK_AT, number)
-        face = faces.locator(f'[data-node-id="{number}"]')
-        bar = face.get_by_role("img").first
-        bar.wait_for()
-        assert bar.evaluate("(box) => box.children.length") == len(BARS[number])
-        assert bar.evaluate(HARD_TO_READ) == []
+        faces.wait_for_function(TEXT_SHOWN, arg=[number, TEXTS[number]])
+        bar = f"app.rootGraph.getNodeById('{number}').widgets.find(({{ name }}) => name === 'memory').element"
+        assert faces.evaluate(f"{bar}.children.length") == len(BARS[number])
+        assert faces.evaluate(f"({HARD_TO_READ})({bar})") == []
 
 
 def check_bar(drawn: dict[str, Any], sent: dict[str, Any], names: list[str]) -> None:
