@@ -5,19 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from headroom.tools.pictures.chromium import DROP as DROP
+from headroom.tools.pictures.chromium import LOOK_AT as LOOK_AT
+from headroom.tools.pictures.chromium import RUN as RUN
+
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 CLEAR = "app.rootGraph.clear()"
-DROP = "(text) => app.handleFile(new File([text], 'graph.json', { type: 'application/json' }))"
-LOOK_AT = "(id) => { app.canvas.ds.scale = 1; app.canvas.centerOnNode(app.rootGraph.getNodeById(id)); }"
-# Resolves with what went wrong, or with null.
-RUN = """() => new Promise((resolve) => {
-  app.api.addEventListener("execution_success", () => resolve(null));
-  app.api.addEventListener("execution_error", ({ detail }) => resolve(detail.exception_message));
-  setTimeout(() => resolve("the prompt did not end"), 180_000);
-  app.queuePrompt(0);
-})"""
 # Whether a text that begins so is seen on a node.
 TEXT_SHOWN = """([id, start]) => {
   const { widgets } = app.rootGraph.getNodeById(id);

@@ -28,6 +28,15 @@ MISSING = (
     "no Chromium: install it (on Debian or Ubuntu: sudo apt install chromium), or name its program in HEADROOM_CHROMIUM"
 )
 READY = "window.app?.vueAppReady && app.extensionManager.workflow.activeWorkflow && app.rootGraph.nodes.length"
+DROP = "(text) => app.handleFile(new File([text], 'graph.json', { type: 'application/json' }))"
+LOOK_AT = "(id) => { app.canvas.ds.scale = 1; app.canvas.centerOnNode(app.rootGraph.getNodeById(id)); }"
+# Resolves with what went wrong, or with null.
+RUN = """() => new Promise((resolve) => {
+  app.api.addEventListener("execution_success", () => resolve(null));
+  app.api.addEventListener("execution_error", ({ detail }) => resolve(detail.exception_message));
+  setTimeout(() => resolve("the prompt did not end"), 180_000);
+  app.queuePrompt(0);
+})"""
 MILLISECONDS = 60_000  # a first page on a busy machine
 
 

@@ -24,7 +24,7 @@ from ..server.server import PACK_FOLDER, Server, ServerError, unwind_on_terminat
 from ..setup.environment import PACK, Environment
 from ..templates.public_names import add_example, host_options
 from ..templates.template import WORKFLOWS, path_of
-from .chromium import NoChromium, chromium, find_chromium, new_context, new_page, open_frontend
+from .chromium import RUN, NoChromium, chromium, find_chromium, new_context, new_page, open_frontend
 from .survey import survey
 from .thumbnails import thumbnails
 
@@ -65,11 +65,6 @@ FRAME = """([types, most]) => {
   }
   app.canvas.setDirty(true, true);
 }"""
-RUN = """() => new Promise((resolve) => {
-  app.api.addEventListener("execution_success", () => resolve(null));
-  app.api.addEventListener("execution_error", ({ detail }) => resolve(detail.exception_message));
-  app.queuePrompt(0);
-})"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

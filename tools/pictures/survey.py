@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from ..server.client import Client
 from ..server.server import ServerError
 from ..setup.environment import PACK
 from ..templates.template import WORKFLOWS as TEMPLATES
-from .chromium import new_context, new_page, open_frontend
+from .chromium import DROP, LOOK_AT, RUN, new_context, new_page, open_frontend
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -24,15 +24,7 @@ if TYPE_CHECKING:
 OUT = PACK / "output" / "survey"
 LOOKS, THEMES = ("classic", "modern"), ("dark", "light")
 LOAD = "(graph) => app.loadGraphData(graph)"
-DROP = "(text) => app.handleFile(new File([text], 'graph.json', { type: 'application/json' }))"
 COMMAND = "(id) => app.extensionManager.command.execute(id)"
-RUN = """() => new Promise((resolve) => {
-  app.api.addEventListener("execution_success", () => resolve(null));
-  app.api.addEventListener("execution_error", ({ detail }) => resolve(detail.exception_message));
-  setTimeout(() => resolve("the prompt did not end"), 180_000);
-  app.queuePrompt(0);
-})"""
-LOOK_AT = "(id) => { app.canvas.ds.scale = 1; app.canvas.centerOnNode(app.rootGraph.getNodeById(id)); }"
 # As when a prompt ends so; whether one does is tested with a real one.
 RAN_OUT = """([id, kind]) => app.api.dispatchCustomEvent("execution_error", {
   node_id: id, node_type: kind, prompt_id: "", executed: [], exception_type: "torch.OutOfMemoryError", traceback: [],
@@ -55,7 +47,7 @@ def survey(browser: Browser, client: Client) -> Iterator[Path]:
             new_page(context, client, modern=look == "modern", theme=theme) as page,
         ):
             open_frontend(page, client)
-            for name, taken in [*_faces(page), *_dialogs(page), *_templates(page)]:
+            for name, taken in chain(_faces(page), _dialogs(page), _templates(page)):
                 path = folder / f"{name}.png"
                 path.write_bytes(taken)
                 yield path
