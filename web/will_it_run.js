@@ -127,6 +127,7 @@ function fill(shown, answer) {
     details,
     foot,
   );
+  foot.lastChild.focus(); // the button that had it is gone, and Escape goes where the focus is
 }
 
 async function willItRun() {

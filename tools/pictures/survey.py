@@ -100,6 +100,7 @@ def _dialogs(page: Page) -> Iterator[tuple[str, bytes]]:
     page.get_by_role("dialog").get_by_role("heading").first.wait_for()
     yield "dialog will it run", _seen(page)
     page.keyboard.press("Escape")
+    page.get_by_role("dialog").wait_for(state="detached")
     page.evaluate(DROP, (WORKFLOWS / "sd15_text_to_image.json").read_text(encoding="utf-8"))
     page.evaluate(RAN_OUT, ["6", "KSampler"])
     page.get_by_role("dialog").first.wait_for()
