@@ -6,7 +6,7 @@ from typing import Any
 
 from comfy_api.latest import io, ui
 
-from ..host.core.compat import saved_metadata
+from ..host.core.compat import saved_metadata, shown_when_reused
 from ..host.video.resizing import Resizing
 from ..host.video_files.from_file import encode_from_file
 from ..host.video_files.host_video import Frames, shown, video_of
@@ -177,6 +177,7 @@ class HeadroomVAEEncodeVideo(io.ComfyNode):
                 io.Latent.Output(tooltip="As from Get Video Components and the stock encode."),
                 io.String.Output("report", display_name="report", tooltip="What was read, and what ran."),
             ],
+            **shown_when_reused(),
         )
 
     @classmethod
@@ -193,4 +194,4 @@ class HeadroomVAEEncodeVideo(io.ComfyNode):
     ) -> io.NodeOutput:
         resizing = Resizing(width, height, upscale_method, crop)
         samples, report = encode_from_file(vae, Frames(video), resizing, vram_budget_gb)
-        return io.NodeOutput({"samples": samples}, report)
+        return io.NodeOutput({"samples": samples}, report, ui=ui.PreviewText(report))

@@ -14,18 +14,28 @@ const NODES = new Set([
   "HeadroomFit",
   "HeadroomCompare",
 ]);
+/** Those that have a text only once there is a report: a picture or nothing stands there before. */
+const REPORTING = new Set(["HeadroomVAEDecodeVideo", "HeadroomVAEEncodeVideo"]);
 const WITH_BAR = new Set(["HeadroomReport", "HeadroomEstimate", "HeadroomTrainingEstimate", "HeadroomFit"]);
 const WIDGET = "text";
+/** Of a new node, more than its text needs at least: a plan and what it took are read without scrolling. */
+const ROOM = 140;
+/** Of a text that comes later: some lines more. */
+const LATER = 60;
+
+const reports = (node) => NODES.has(node?.comfyClass) || REPORTING.has(node?.comfyClass);
 
 /** What a node will do, in the page's language, until it has a report. */
 const promise = (node) => (node.constructor.nodeData?.description ?? "").split("\n\n")[0].replace(/\s+/g, " ");
 
 /** Adds a text to a node; saved in no workflow and sent with no prompt. */
 function addText(node, text) {
+  const size = [...node.size];
   const { widget } = app.widgets.STRING(node, WIDGET, ["STRING", { multiline: true }], app);
   widget.element.readOnly = widget.options.read_only = true;
   widget.serialize = widget.options.serialize = false;
   widget.value = text;
+  node.setSize([size[0], Math.max(size[1], node.computeSize()[1])]);
 }
 
 const textOf = (node) => node?.widgets?.find(({ name }) => name === WIDGET);
@@ -34,8 +44,11 @@ const textOf = (node) => node?.widgets?.find(({ name }) => name === WIDGET);
 let took = {};
 
 function show(node, output) {
-  const widget = textOf(node);
-  if (widget && output?.text) widget.value = output.text.join("\n") + (took[node.id] ?? "");
+  if (output?.text && !textOf(node)) {
+    addText(node, "");
+    node.setSize([node.size[0], node.size[1] + LATER]);
+  }
+  if (output?.text) textOf(node).value = output.text.join("\n") + (took[node.id] ?? "");
   if (WITH_BAR.has(node?.comfyClass)) showMemoryBar(node, output);
 }
 
@@ -83,7 +96,6 @@ function showError({ detail }) {
   const [before, size] = [textOf(node)?.value, [...node.size]];
   if (before === undefined) {
     addText(node, sentence.trim());
-    node.setSize([size[0], Math.max(size[1], node.computeSize()[1])]);
   } else {
     textOf(node).value = sentence.trim();
   }
@@ -111,10 +123,12 @@ app.registerExtension({
   name: "Headroom.Reports",
 
   nodeCreated(node) {
-    if (!NODES.has(node.comfyClass)) return;
+    if (!reports(node)) return;
     if (WITH_BAR.has(node.comfyClass)) addMemoryBar(node);
-    addText(node, promise(node));
-    node.setSize([560, Math.max(380, node.computeSize()[1] + 60)]);
+    if (NODES.has(node.comfyClass)) {
+      addText(node, promise(node));
+      node.setSize([560, Math.max(380, node.computeSize()[1] + ROOM)]);
+    }
     const onExecuted = node.onExecuted;
     node.onExecuted = function (output) {
       onExecuted?.call(this, output);
@@ -132,7 +146,7 @@ app.registerExtension({
   onNodeOutputsUpdated(outputs) {
     for (const [id, output] of Object.entries(outputs)) {
       const node = app.rootGraph.getNodeById(id);
-      if (NODES.has(node?.comfyClass)) show(node, output);
+      if (reports(node)) show(node, output);
     }
   },
 });

@@ -52,10 +52,15 @@ def encode_from_file(vae: Any, frames: Frames, resizing: Resizing, vram_budget_g
         following.begin(low.first_stage_model)
         coder.geometry.watch = lambda total: Cancelling()
         latent = encoding.run(row)
-        row.lines.insert(0, f"{encoding.read} frames of {frames.width} x {frames.height} read, {AT_ONCE} at a time")
+        row.lines.insert(0, _told(encoding.read, frames))
         for text in row.notices:
             show_on_node(text)
     return coder.geometry.finish(latent), "\n".join([*row.lines, *(f"! {text}" for text in row.notices)])
+
+
+def _told(count: int, frames: Frames) -> str:
+    at_once = f", {AT_ONCE} at a time" if count > AT_ONCE else ""
+    return f"{count} frame{'s' if count > 1 else ''} of {frames.width} x {frames.height} read{at_once}"
 
 
 class _Encoding:

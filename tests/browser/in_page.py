@@ -8,17 +8,18 @@ from typing import TYPE_CHECKING
 from headroom.tools.pictures.chromium import DROP as DROP
 from headroom.tools.pictures.chromium import LOOK_AT as LOOK_AT
 from headroom.tools.pictures.chromium import RUN as RUN
+from headroom.tools.pictures.chromium import TITLE_OF as TITLE_OF
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
 
 CLEAR = "app.rootGraph.clear()"
-# Whether a text that begins so is seen on a node.
-TEXT_SHOWN = """([id, start]) => {
+# Whether a text with these words is seen on a node.
+TEXT_SHOWN = """([id, words]) => {
   const { widgets } = app.rootGraph.getNodeById(id);
   const face = document.querySelector(`[data-node-id="${id}"]`); // made of DOM elements, or drawn with some above it
   const boxes = face ? face.querySelectorAll("textarea") : widgets.map(({ element }) => element);
-  return [...boxes].some((box) => box?.value?.startsWith(start) && box.checkVisibility());
+  return [...boxes].some((box) => box?.value?.includes(words) && box.checkVisibility());
 }"""
 # Words within an element that are hard to read on what is behind them: a contrast below 4.5 (WCAG 2.1, 1.4.3).
 HARD_TO_READ = """(root) => {

@@ -124,3 +124,29 @@ def test_a_bar_is_neither_saved_nor_sent_and_says_that_it_has_no_numbers(page: P
     saved, sent = page.evaluate("app.graphToPrompt().then(({ workflow, output }) => [workflow.nodes[0], output])")
     assert not saved.get("widgets_values")
     assert [about["inputs"] for about in sent.values()] == [{}]
+
+
+REPORTS = {"3": "3 frames to face_", "4": "3 frames of 64 x 64 read"}
+
+
+def test_what_a_video_became_is_told_once_it_is_written(page: Page, client: Client) -> None:
+    """And again when the result is reused; nothing is shown of a file that no browser plays."""
+    video = {
+        "1": node("CheckpointLoaderSimple", ckpt_name="tiny_sd15.safetensors"),
+        "2": node("EmptyLatentImage", width=64, height=64, batch_size=3),
+        "3": node(
+            "HeadroomVAEDecodeVideo", samples=["2", 0], vae=["1", 2], fps=8.0, format="mkv ffv1", filename_prefix="face"
+        ),
+        "4": node(
+            "HeadroomVAEEncodeVideo", video=["3", 0], vae=["1", 2], width=0, height=0, upscale_method="lanczos",
+            crop="center",
+        ),
+        "5": node("SaveLatent", samples=["4", 0], filename_prefix="face"),
+    }  # fmt: skip
+    for _ in range(1 + our_nodes(client)["HeadroomVAEEncodeVideo"].get("has_intermediate_output", False)):
+        page.evaluate(DROP, json.dumps(video))
+        assert page.evaluate(RUN) is None
+        for number, told in REPORTS.items():
+            page.evaluate(LOOK_AT, number)
+            page.wait_for_function(TEXT_SHOWN, arg=[number, told])
+        assert page.get_by_text("failed to load").count() == 0

@@ -26,10 +26,12 @@ ROW, WIDGET = 20, 24  # heights of a slot and of a widget
 ROOM = 1.15  # the newer look needs that much more height for both
 WIDTH, TEXT_WIDTH = 264, 340  # of nodes; of those with a text to write
 TEXT, PICTURE = 110, 220  # heights of a text to write, and of a picture on a node
-# Of nodes that show a text: what a face with a table needs, and one with some sentences.
-TABLE, SENTENCES = (560, 380), (390, 330)
-FACES = dict.fromkeys(("Report", "Estimate", "Fit", "Compare"), TABLE) | dict.fromkeys(
-    ("Cast", "CastCLIP", "Offload", "Training"), SENTENCES
+# Of nodes that show a text: what a face with a table needs, with a plan and what it took, and with some sentences.
+TABLE, PLAN, SENTENCES = (560, 380), (560, 470), (390, 330)
+FACES = (
+    {"Fit": PLAN}
+    | dict.fromkeys(("Report", "Estimate", "Compare"), TABLE)
+    | dict.fromkeys(("Cast", "CastCLIP", "Offload", "Training"), SENTENCES)
 )
 SHOWING_PICTURES = ("LoadImage", "SaveImage", "PreviewImage", "ImageCompare", "SaveVideo", "HeadroomVAEDecodeVideo")
 COMPARE, CHART = "HeadroomCompare", (560, 330)  # whose chart is read there, and the size of one
