@@ -13,7 +13,7 @@ from headroom.tests.host.short_of_memory import short_of_memory
 from headroom.tests.host.ui_workflows import text_to_image
 from headroom.tests.host.workflows import text_to_image as small
 
-from .in_page import RUN
+from .in_page import RUN, TITLE_OF
 from .test_make_it_fit import HAS_FIT, KINDS, opened, settled, toast
 
 if TYPE_CHECKING:
@@ -25,15 +25,6 @@ OFFER, TITLE = "Headroom.OutOfMemory.Offer", "Out of memory: make it fit?"
 SET = "([id, value]) => app.extensionManager.setting.set(id, value)"
 SELECTED = "() => [...app.canvas.selectedItems].map(({ comfyClass }) => comfyClass)"
 ITEM = "Make It Fit (Headroom)"
-# The middle of a node's title on the page.
-TITLE_OF = """(id) => {
-  const shown = document.querySelector(`[data-node-id="${id}"]`)?.getBoundingClientRect();
-  if (shown) return [shown.left + shown.width / 2, shown.top + 15];
-  const { pos, size } = app.rootGraph.getNodeById(id);
-  const { scale, offset } = app.canvas.ds;
-  const { left, top } = app.canvasEl.getBoundingClientRect();
-  return [left + (pos[0] + size[0] / 2 + offset[0]) * scale, top + (pos[1] - 15 + offset[1]) * scale];
-}"""
 
 
 @pytest.fixture

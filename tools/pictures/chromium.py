@@ -30,6 +30,15 @@ MISSING = (
 READY = "window.app?.vueAppReady && app.extensionManager.workflow.activeWorkflow && app.rootGraph.nodes.length"
 DROP = "(text) => app.handleFile(new File([text], 'graph.json', { type: 'application/json' }))"
 LOOK_AT = "(id) => { app.canvas.ds.scale = 1; app.canvas.centerOnNode(app.rootGraph.getNodeById(id)); }"
+# Where on the page the title of a node is, in both looks.
+TITLE_OF = """(id) => {
+  const shown = document.querySelector(`[data-node-id="${id}"]`)?.getBoundingClientRect();
+  if (shown) return [shown.left + shown.width / 2, shown.top + 15];
+  const { pos, size } = app.rootGraph.getNodeById(id);
+  const { scale, offset } = app.canvas.ds;
+  const { left, top } = app.canvasEl.getBoundingClientRect();
+  return [left + (pos[0] + size[0] / 2 + offset[0]) * scale, top + (pos[1] - 15 + offset[1]) * scale];
+}"""
 # Resolves with what went wrong, or with null.
 RUN = """() => new Promise((resolve) => {
   app.api.addEventListener("execution_success", () => resolve(null));
