@@ -30,14 +30,14 @@ WORKFLOWS = PACK / "workflows" / "api"
 DEMOS = {
     "sd15_text_to_image": "SD 1.5 text to image",
     "flux_text_to_image": "Flux text to image",
-    "sd3_text_to_image": "SD 3 text to image",
     "sd15_image_to_image": "SD 1.5 image to image",
-    "wan_video_decode": "Wan 2.1 video",
+    "wan_video_round_trip": "Wan 2.1 video VAE",
 }
-# A model that paints takes the place of one of drawn weights where a workflow begins with words alone.
+# What a model that paints is told, which takes the place of one of drawn weights.
 PAINTED = {
     "sd15_text_to_image": "a red circle over a blue square",
     "flux_text_to_image": "a yellow star left of a purple circle",
+    "sd15_image_to_image": "a green circle over a blue square",  # the picture's circle is red
 }
 PAINTER: dict[str, dict[str, Any]] = {
     "CheckpointLoaderSimple": {"ckpt_name": "painter_sd15.safetensors"},
@@ -48,7 +48,10 @@ PAINTER: dict[str, dict[str, Any]] = {
     "VAELoader": {"vae_name": "painter_vae_flux.safetensors"},
     "EmptySD3LatentImage": {"width": 256, "height": 256},
     "BasicScheduler": {"steps": 20},
+    "LoadImage": {"image": "scene.png"},
+    "ImageScale": {"width": 256, "height": 256},
 }
+REPAINTED = 0.8  # of the picture's noise: what lets a colour change and leaves things where they are
 LEAST_LATENT_DB = 80.0
 WARM_UP = {"steps": 1, "width": 64, "height": 64, "length": 5}
 
@@ -108,7 +111,8 @@ def painted(workflow: Workflow, sentence: str) -> Workflow:
     def given(node: dict[str, Any]) -> dict[str, Any]:
         if node["class_type"] == "CLIPTextEncode":
             return {"text": "" if node["_meta"]["title"] == "Negative Prompt" else sentence}
-        return PAINTER.get(node["class_type"], {})
+        partly = node["inputs"].get("denoise", 1.0) < 1
+        return PAINTER.get(node["class_type"], {}) | ({"denoise": REPAINTED} if partly else {})
 
     return {node_id: {**node, "inputs": node["inputs"] | given(node)} for node_id, node in workflow.items()}
 

@@ -7,19 +7,26 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 from safetensors.torch import save_file
+from torch import Tensor
 
 from .drawing import Weights, generator
 from .image_vae import image_vae
 from .networks import clip_l, flux, flux2, flux_lora, ltxv, sd3, sd15_unet, sdxl_unet, wan21
 from .painter.dit import painter_flux, painter_vae_flux, trained_dit
+from .painter.moving import star_in_flight
 from .painter.networks import painter_text, painter_unet
+from .painter.scenes import Scene, Thing, draw
 from .sd_vae import vae_sd
 from .video_vae import LTX_CONFIG, ltx_vae, wan_vae
+
+SIDE, FILM_FRAMES, FILM_FPS = 256, 17, 16
 
 
 class File(NamedTuple):
@@ -75,6 +82,24 @@ def photograph(name: str) -> File:
     return File(f"input/{name}", write)
 
 
+def drawn(name: str, draw_frames: Callable[[], Tensor]) -> File:
+    """A picture, or a film as an animated WebP, of frames (n, rows, columns, 3) from 0 to 1, without loss."""
+
+    def write(target: Path) -> int:
+        frames = [Image.fromarray(frame) for frame in (draw_frames() * 255).round().byte().numpy()]
+        more: dict[str, Any] = {"save_all": True, "append_images": frames[1:], "duration": 1000 // FILM_FPS}
+        frames[0].save(target, Path(name).suffix[1:], lossless=True, **(more if len(frames) > 1 else {}))
+        return 0
+
+    return File(f"input/{name}", write)
+
+
+def scene() -> Tensor:
+    """A red circle over a blue square."""
+    told = Scene(Thing("red", "circle"), "over", Thing("blue", "square"))
+    return draw([told], SIDE, generator("scene")).movedim(1, -1)
+
+
 def checkpoint(unet: Weights, text: Weights) -> Weights:
     """A whole Stable Diffusion: its networks under a checkpoint's names."""
     parts = {
@@ -112,6 +137,8 @@ FILES: dict[str, list[File]] = {Path(model.path).stem: [model] for model in MODE
     "cond_ltx": conditioning("cond_ltx", tokens=32, width=4096, mask=True),
     "astronaut": [photograph("astronaut.png")],
     "coffee": [photograph("coffee.png")],
+    "scene": [drawn("scene.png", scene)],
+    "star_in_flight": [drawn("star_in_flight.webp", partial(star_in_flight, FILM_FRAMES, SIDE))],
 }
 LARGE = {
     "painter_sd15", "painter_clip_l", "painter_vae_flux", "tiny_sd15", "tiny_sd15_unet", "tiny_sdxl_unet",

@@ -192,7 +192,7 @@ def _make_python(comfyui: Path) -> Path:
 
 def _make_models(python: Path, comfyui: Path, version: str) -> Path:
     """The cached checkpoints for a host, generated if need be."""
-    sources = [*sorted(MODELS.glob("*.py")), *(MODELS / "painter" / name for name in ("dit.py", "networks.py"))]
+    sources = [*sorted(MODELS.glob("*.py")), *sorted((MODELS / "painter").glob("*.py"))]
     trained = sorted((MODELS / "weights").glob("*.safetensors"))
 
     def build(folder: Path) -> None:
