@@ -24,6 +24,7 @@ class Conditions(NamedTuple):
 FIT, VAE, ESTIMATE, COMPARE, REPORT, TRAINING_ESTIMATE = (
     "HeadroomFit", "HeadroomVAE", "HeadroomEstimate", "HeadroomCompare", "HeadroomReport", "HeadroomTrainingEstimate",
 )  # fmt: skip
+CAST_CLIP = "HeadroomCastCLIP"
 OUR_DECODE, OUR_ENCODE = "HeadroomVAEDecode", "HeadroomVAEEncode"
 # A latent straight to a file, and a file straight to a latent.
 TO_FILE, FROM_FILE = "HeadroomVAEDecodeVideo", "HeadroomVAEEncodeVideo"
@@ -40,7 +41,7 @@ ENCODES = ("VAEEncode", "VAEEncodeTiled", OUR_ENCODE)
 NO_CODING = (FIT, VAE, ESTIMATE, COMPARE, REPORT, "VAESave", "CheckpointSave")
 NO_PICTURES = ("Audio", "Hunyuan3D", "Trellis")  # in the names of nodes whose VAE makes no pictures
 # What people read on the nodes that are put into a workflow.
-TITLES = {FIT: "Make It Fit", VAE: "Low-Memory VAE (exact)"}
+TITLES = {FIT: "Make It Fit", VAE: "Low-Memory VAE (exact)", CAST_CLIP: "Layerwise Casting (text encoder)"}
 # Loaders of VAEs, and at which output each gives one.
 VAE_LOADERS = {
     "VAELoader": 0, "CheckpointLoaderSimple": 2, "CheckpointLoader": 2, "ImageOnlyCheckpointLoader": 2,

@@ -31,9 +31,9 @@ export const refused = ({ error, told }, response) => new Error(error ? sayTold(
 /** The lines of an answer's part, in the page's language. */
 export const linesOf = ({ told, ...answer }, part) => [answer[part]].flat().map((line, at) => sayTold(line, told?.[part]?.[at]));
 
-/** The server's answer to the open workflow: what it would put in. An Error with its sentence where it cannot. */
-export async function fitted() {
-  const asked = { workflow: app.rootGraph.serialize(), limit: allowed(), quality: quality() };
+/** The server's answer to the open workflow: what it would put in, `more` being asked too. An Error with its sentence where it cannot. */
+export async function fitted(more = {}) {
+  const asked = { workflow: app.rootGraph.serialize(), limit: allowed(), quality: quality(), ...more };
   const headers = { "Content-Type": "application/json" };
   const response = await app.api.fetchApi("/headroom/fit", { method: "POST", headers, body: JSON.stringify(asked) });
   const answer = await response.json().catch(() => ({}));

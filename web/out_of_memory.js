@@ -5,6 +5,9 @@ import { say } from "./words.js";
 
 const OFFER = "Headroom.OutOfMemory.Offer";
 const ADVICE = /^Headroom: .*Make It Fit \(Headroom\)/m; // the command is what helps; of other ways the error tells
+const CASTS = /^Headroom: .*Layerwise Casting \(text encoder\)/m; // a node's text, which Make It Fit does not plan
+const PROMISE_OF_CASTING =
+  "Layerwise Casting (text encoder) keeps its weights in 8 bits, half of the memory; the picture changes a little, hardly to be seen.";
 const PROMISE =
   "Make It Fit picks settings that fit this card without changing the picture; if none do, it stops and says what you would need.";
 const PROMISE_OF_QUALITY =
@@ -19,15 +22,17 @@ function isOpen({ node_id, node_type }) {
 }
 
 async function offer({ detail }) {
-  if (!ADVICE.test(detail?.exception_message ?? "")) return;
+  const message = detail?.exception_message ?? "";
+  const casts = CASTS.test(message);
+  if (!casts && !ADVICE.test(message)) return;
   if (!app.extensionManager.setting.get(OFFER) || !isOpen(detail)) return;
-  const answer = await fitted().catch(() => undefined);
+  const answer = await fitted(casts ? { text_node: String(detail.node_id) } : {}).catch(() => undefined);
   if (!answer?.changed.length) return; // nothing to put in: the error itself says what to do
   const { node_id: node, node_type: kind } = detail;
   const ran = say("ran_out", `Node ${node} (${kind}) ran out of memory.`, { node, kind });
   const wanted = await app.extensionManager.dialog.confirm({
     title: say("out_of_memory", "Out of memory: make it fit?"),
-    message: [ran, promise(), say("confirm", "Confirm to add:")].join(" "),
+    message: [ran, casts ? say("promise_of_casting", PROMISE_OF_CASTING) : promise(), say("confirm", "Confirm to add:")].join(" "),
     itemList: linesOf(answer, "changed"),
     hint: say("then_queue", "Then queue it again. One undo takes it out."),
   });

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..formats import as_number
-from ..kinds import DECODES, ENCODES, FIT, LOW_MEMORY, SAMPLERS, TRAIN, TRAINING, VAE
+from ..kinds import CAST_CLIP, DECODES, ENCODES, FIT, LOW_MEMORY, SAMPLERS, TRAIN, TRAINING, VAE
 from ..prompt import Prompt, links
 from .insert import insert_fit
 
@@ -34,7 +34,7 @@ def advice(prompt: Prompt, number: str, of_card: bool = True) -> str:
     if kind == TRAIN:
         return _for_training(prompt, number, node)
     if any(word in kind for word in TEXTS):
-        return f"{node}: Layerwise Casting (text encoder) behind its loader stores it in half of the memory, near-exact"
+        return _for_text(prompt, number, node)
     if any(word in kind for word in LOADERS):
         return (
             f"{node}: Layerwise Casting behind it, with a cache_file, stores the model in half of the memory,"
@@ -73,6 +73,13 @@ def _for_vae(prompt: Prompt, number: str, node: str) -> str:
         return f"{node} decodes as Make It Fit (node {wrapped}) planned: give that a smaller limit"
     what = "it" if kind in LOW_MEMORY else f"Low-Memory VAE (node {wrapped})"
     return f"{node} goes in strips: give {what} a smaller vram_budget_gb, or the method feathered (approximate)"
+
+
+def _for_text(prompt: Prompt, number: str, node: str) -> str:
+    cast = next((one for one in (number, *_before(prompt, number, ("clip",))) if _kind(prompt, one) == CAST_CLIP), None)
+    if cast is not None:
+        return f"{node}: give the casting of its text encoder (node {cast}) a storage of 4 bits, or shorten the text"
+    return f"{node}: Layerwise Casting (text encoder) behind its loader stores it in half of the memory, near-exact"
 
 
 def _for_training(prompt: Prompt, number: str, node: str) -> str:

@@ -11,8 +11,9 @@ from ..kinds import TITLES
 from ..litegraph import UIWorkflow
 from ..prompt import Prompt, links
 from ..settings import FitSettings
-from .insert_ui import insert_into_ui
+from .insert_ui import insert_cast_into_ui, insert_into_ui
 from .plan import FitPlan, Seen, plan_fit
+from .text_encoder import plan_cast
 from .told import Told
 
 
@@ -52,15 +53,53 @@ def insert_fit(workflow: dict[str, Any], settings: FitSettings | None = None, ca
     else:
         check_api(workflow, called)
         plans = [_insert_into_api(workflow, settings)]
+    return _inserted(workflow, plans)
+
+
+def insert_cast(workflow: dict[str, Any], number: str, called: Called = WORKFLOW) -> Inserted:
+    """Puts a HeadroomCastCLIP behind the text encoder of a node, for all that read it; nothing where one is already.
+
+    Args:
+        workflow: in the API format (nodes by id) or the browser's; not changed.
+        number: the node whose text ran out of memory, as ComfyUI's error has it ("12:5" in a subgraph).
+        called: what the workflow is called in sentences.
+
+    Raises:
+        BadWorkflow: it is in neither format, or not whole.
+        ValueError: there is no such node, or it reads no text encoder.
+    """
+    workflow = copy.deepcopy(workflow)
+    if is_ui(workflow):
+        return _inserted(workflow, insert_cast_into_ui(UIWorkflow(workflow, called), number))
+    check_api(workflow, called)
+    plan = plan_cast(_all_seen(workflow), number, _free(workflow))
+    _write(workflow, plan)
+    return _inserted(workflow, [plan])
+
+
+def _inserted(workflow: dict[str, Any], plans: list[FitPlan]) -> Inserted:
     added = tuple(one.line for plan in plans for one in plan.added)
     return Inserted(workflow, added, tuple(note for plan in plans for note in plan.notes))
 
 
 def _insert_into_api(prompt: Prompt, settings: FitSettings) -> FitPlan:
     """Changes the prompt; gives what was planned for it."""
-    seen = {number: _seen(node) for number, node in prompt.items()}
+    plan = plan_fit(_all_seen(prompt), settings, _free(prompt))
+    _write(prompt, plan)
+    return plan
+
+
+def _all_seen(prompt: Prompt) -> dict[str, Seen]:
+    return {number: _seen(node) for number, node in prompt.items()}
+
+
+def _free(prompt: Prompt) -> int:
+    """An id from which on none is taken."""
     taken = [int(start) for number in prompt if (start := number.partition(":")[0]).isdecimal()]
-    plan = plan_fit(seen, settings, 1 + max(taken, default=0))
+    return 1 + max(taken, default=0)
+
+
+def _write(prompt: Prompt, plan: FitPlan) -> None:
     for one in plan.added:
         linked: dict[str, Any] = {name: list(link) for name, link in one.links.items()}
         prompt[one.number] = {
@@ -70,7 +109,6 @@ def _insert_into_api(prompt: Prompt, settings: FitSettings) -> FitPlan:
         }
     for (number, name), link in plan.moved.items():
         prompt[number]["inputs"][name] = list(link)
-    return plan
 
 
 def _seen(node: dict[str, Any]) -> Seen:

@@ -5,17 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 from ..formats import LINK_NAMES, as_number
-from ..kinds import FIT, VAE
+from ..kinds import CAST_CLIP, FIT, VAE
 from ..litegraph import BYPASSED, INPUTS, MUTED, VIRTUAL, Instance, Link, NodeData, UIGraph, UIWorkflow, slot_of
 from ..prompt import Output
 from ..settings import FitSettings
 from ..sources import Sources
 from .plan import Added, FitPlan, Seen, plan_fit
+from .text_encoder import plan_cast
 
-TYPES = {"model": "MODEL", "vae": "VAE", "samples": "LATENT", "positive": "CONDITIONING", "negative": "CONDITIONING"}
-SOCKETS = {FIT: tuple(TYPES), VAE: ("vae",)}
-OUTPUTS = {FIT: (("MODEL", "MODEL"), ("VAE", "VAE"), ("plan", "STRING"), ("chart", "IMAGE")), VAE: (("VAE", "VAE"),)}
-SIZES = {FIT: (560.0, 400.0), VAE: (300.0, 300.0)}  # what a plan needs to be read
+TYPES = {
+    "model": "MODEL", "vae": "VAE", "samples": "LATENT", "positive": "CONDITIONING", "negative": "CONDITIONING",
+    "clip": "CLIP",
+}  # fmt: skip
+SOCKETS = {FIT: ("model", "vae", "samples", "positive", "negative"), VAE: ("vae",), CAST_CLIP: ("clip",)}
+OUTPUTS = {
+    FIT: (("MODEL", "MODEL"), ("VAE", "VAE"), ("plan", "STRING"), ("chart", "IMAGE")),
+    VAE: (("VAE", "VAE"),),
+    CAST_CLIP: (("CLIP", "CLIP"), ("report", "STRING")),
+}
+SIZES = {FIT: (560.0, 470.0), VAE: (300.0, 300.0), CAST_CLIP: (390.0, 350.0)}  # what a plan or a report needs
 TITLE_HEIGHT, GAP = 30.0, 30.0  # of the browser's nodes, in its units; pos is the corner below the title
 # Where cfg stands among the saved widgets, from the end: a control behind the seed may be there or not.
 CFG_FROM_END = {"KSampler": 4, "KSamplerAdvanced": 6, "SamplerCustom": 1, "CFGGuider": 1}
@@ -38,8 +46,26 @@ def insert_into_ui(workflow: UIWorkflow, settings: FitSettings) -> list[FitPlan]
     return [*insertion.plans.values(), plan]
 
 
+def insert_cast_into_ui(workflow: UIWorkflow, path: str) -> list[FitPlan]:
+    """Casts the text encoder of a node, in its own graph. The workflow's JSON object is changed.
+
+    Args:
+        workflow: whole.
+        path: the node's id, behind those of the subgraphs that it is in: "12:5".
+
+    Raises:
+        BadWorkflow: it uses group nodes, or is not whole.
+        ValueError: there is no such node, or it reads no text encoder.
+    """
+    for _ in workflow.places():  # raises for what is not supported
+        pass
+    return [_Insertion(workflow, None).cast(path)]
+
+
 class _Insertion:
-    def __init__(self, workflow: UIWorkflow, settings: FitSettings) -> None:
+    """Writes into the graphs of a workflow; without settings nothing is fitted."""
+
+    def __init__(self, workflow: UIWorkflow, settings: FitSettings | None) -> None:
         self.workflow = workflow
         self.settings = settings
         self.sources = Sources(workflow, never_passed=(FIT, VAE), closed=True)
@@ -48,15 +74,32 @@ class _Insertion:
 
     def fit(self, graph: UIGraph, outside: str, where: str) -> FitPlan:
         """Plans a graph and writes what is planned; the subgraphs that it uses come first."""
+        assert self.settings is not None
+        plan = plan_fit(self._all_seen(graph), self.settings, 1 + self._last("node"), outside, where)
+        self._write(graph, plan)
+        return plan
+
+    def cast(self, path: str) -> FitPlan:
+        """Plans and writes the casting of a node's text encoder."""
+        *inside, number = path.split(":")
+        graph = self.workflow.root
+        for one in inside:
+            kind = graph.nodes.get(one, {}).get("type", "")
+            if kind not in self.workflow.subgraphs:
+                raise ValueError(f"text_node: there is no subgraph {one}; send the node's id as ComfyUI's error has it")
+            graph = self.workflow.subgraphs[kind]
+        plan = plan_cast(self._all_seen(graph), number, 1 + self._last("node"), graph.name if inside else "")
+        self._write(graph, plan)
+        return plan
+
+    def _all_seen(self, graph: UIGraph) -> dict[str, Seen]:
+        """The nodes of a graph that run."""
         place = Instance(graph)
-        seen = {
+        return {
             number: self._seen(place, node)
             for number, node in graph.nodes.items()
             if node["type"] not in VIRTUAL and node.get("mode") not in (MUTED, BYPASSED)
         }
-        plan = plan_fit(seen, self.settings, 1 + self._last("node"), outside, where)
-        self._write(graph, plan)
-        return plan
 
     def _subgraph(self, kind: str) -> tuple[str, ...]:
         """Fits a subgraph, once; its inputs whose VAE is to be wrapped outside."""
@@ -67,7 +110,7 @@ class _Insertion:
 
     def _seen(self, place: Instance, node: NodeData) -> Seen:
         seen = Seen(node["type"], cfg=_saved_cfg(node))
-        if seen.kind in self.workflow.subgraphs:
+        if seen.kind in self.workflow.subgraphs and self.settings is not None:
             seen.vaes = self._subgraph(seen.kind)
         for entry in node.get("inputs") or ():
             found = self.sources.of(place, entry)

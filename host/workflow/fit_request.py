@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...graph.fit.insert import Inserted, insert_fit
+from ...graph.fit.insert import Inserted, insert_cast, insert_fit
 from ...graph.fit.told import Told
 from ...graph.formats import WORKFLOW, check_sent, is_ui
 from ...graph.kinds import FIT
 from ...graph.settings import SETTINGS, FitSettings, check_names
 
+TEXT_NODE = "text_node"
+
 
 def fit_workflow(asked: dict[str, Any]) -> dict[str, Any]:
-    """What a request asks for: ``workflow``, in either format, and optionally the settings of Make It Fit.
+    """What a request asks for: ``workflow``, in either format, and optionally the settings of Make It Fit; or
+    ``text_node``, whose text encoder is cast instead.
 
     Returns:
         ``workflow`` in the format it came in, ``changed`` (a line per node that was added), ``notes`` (what was left
@@ -22,10 +25,15 @@ def fit_workflow(asked: dict[str, Any]) -> dict[str, Any]:
         ValueError: something makes no sense, named with what to send instead.
     """
     check_sent(asked.get("workflow"), WORKFLOW)
-    check_names(asked, ("workflow", *SETTINGS))
-    settings = FitSettings(**{name: value for name, value in asked.items() if name != "workflow"})
+    check_names(asked, ("workflow", *SETTINGS, TEXT_NODE))
+    settings = FitSettings(**{name: value for name, value in asked.items() if name not in ("workflow", TEXT_NODE)})
     settings.check()
-    inserted = insert_fit(asked["workflow"], settings)
+    if TEXT_NODE not in asked:
+        inserted = insert_fit(asked["workflow"], settings)
+    elif isinstance(number := asked[TEXT_NODE], str):
+        inserted = insert_cast(asked["workflow"], number)
+    else:
+        raise ValueError(f'{TEXT_NODE}: has to be a string, a node\'s id such as "6" or, in a subgraph, "12:5"')
     lines: dict[str, tuple[Told, ...]] = {
         "summary": (_summary(inserted),), "changed": inserted.added, "notes": inserted.notes,
     }  # fmt: skip

@@ -70,6 +70,27 @@ def test_it_is_offered_and_put_in_with_one_click(page: Page, pid: int) -> None:
     assert sorted(page.evaluate(KINDS)) == sorted(before)
 
 
+def too_long() -> dict[str, Any]:
+    """A text of 40,000 words, which CLIP takes 75 at a time, all at once."""
+    workflow = text_to_image()
+    workflow["nodes"][1]["widgets_values"] = ["lighthouse " * 40_000]
+    return workflow
+
+
+def test_a_text_encoder_is_cast_with_one_click(page: Page, pid: int) -> None:
+    opened(page, too_long())
+    with short_of_memory(pid):
+        assert "can't allocate memory" in page.evaluate(RUN)
+    dialog(page).wait_for()
+    said = dialog(page).inner_text()
+    assert "Node 2 (CLIPTextEncode) ran out of memory. Layerwise Casting (text encoder) keeps its weights in 8" in said
+    assert "node 8, Layerwise Casting (text encoder), for node 2 (CLIPTextEncode)" in said
+    dialog(page).get_by_role("button", name="Confirm").click()
+    toast(page, "1 node inserted").wait_for()
+    settled(page)
+    assert page.evaluate(SELECTED) == ["HeadroomCastCLIP"]
+
+
 @pytest.mark.parametrize("view", ["classic"])
 def test_nothing_is_offered_where_that_is_switched_off(page: Page, pid: int) -> None:
     opened(page, too_large())

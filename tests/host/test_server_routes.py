@@ -214,6 +214,9 @@ class TestFit:
             ({"workflow": text_to_image(), "gpu": {}}, "gpu: {} is not known; choose one of this machine, sm75,"),
             ({"workflow": text_to_image(), "vram_gb": -1}, "vram_gb: -1 is no size; send GB as a number, 0 for this"),
             ({"workflow": text_to_image(), "limit": 0.05}, "limit: 0.05 is too small a share of a card; choose from 0"),
+            ({"workflow": text_to_image(), "text_node": 2}, "text_node: has to be a string, a node's id such as"),
+            ({"workflow": text_to_image(), "text_node": "5"}, "text_node: node 5 "),
+            ({"workflow": text_to_image(), "text_node": "7:5"}, "text_node: there is no "),
             ({"workflow": text_to_image(), "ram_gb": 8}, "'ram_gb' is not known; choose from workflow, quality, vram_"),
         ],
     )

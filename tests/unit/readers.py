@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from headroom.graph.fit.insert import insert_fit
+from headroom.graph.fit.insert import insert_cast, insert_fit
 from headroom.graph.formats import PROMPT, WORKFLOW, check_api, check_sent, is_ui
 from headroom.graph.prompt import in_order, parents_in
 from headroom.graph.to_api import to_api
@@ -123,4 +123,15 @@ def fit_as_the_route_does(content: Any) -> None:
     insert_fit(content)
 
 
-WAYS = (read_as_everybody_does, fit_as_the_route_does)
+def cast_as_the_route_does(content: Any) -> None:
+    """Of a node that the undamaged workflows have: 2 encodes a text, in one of them within subgraph 20."""
+    check_sent(content, WORKFLOW)
+    for number in ("2", "20:2"):
+        try:
+            insert_cast(content, number)
+        except ValueError as error:
+            if not str(error).startswith("text_node: "):
+                raise
+
+
+WAYS = (read_as_everybody_does, fit_as_the_route_does, cast_as_the_route_does)

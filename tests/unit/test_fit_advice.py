@@ -103,6 +103,11 @@ ADVICE = {
     "sampling": (PLAIN, "3", "Make It Fit, for node 3 (KSampler) would pick settings that fit this card"),
     "decoding": (PLAIN, "4", "VAE Decode (exact, low memory) in its place"),
     "text": (PLAIN, "5", "Layerwise Casting (text encoder)"),
+    "text, cast": (
+        without_fit(n4=node("CLIPTextEncode", clip=["5", 0]), n5=node("HeadroomCastCLIP", clip=["1", 1])),
+        "4",
+        "give the casting of its text encoder (node 5) a storage of 4 bits, or shorten the text",
+    ),
     "loading": (PLAIN, "1", "with a cache_file"),
     "other work": (PLAIN, "6", "Make It Fit, for node 3 (KSampler) would keep less of the models on the card"),
     "fitted": (graph(n3=sampler()), "3", "give that a limit of 0.7 instead of 0.85 and quality near_exact, or make"),
