@@ -20,6 +20,11 @@ def format_gb(count: float) -> str:
     return f"{round(count / GB, 1 if count < TENTHS_BELOW else 0):g} GB"
 
 
+def format_frames(count: int) -> str:
+    """As "1 frame" or "17 frames"."""
+    return f"{count} frame{'s' if count != 1 else ''}"
+
+
 def format_seconds(seconds: float) -> str:
     """As "40 ms", "1.2 s", "34 s", "2 min 5 s", "1 h 20 min"."""
     if seconds < 0.1:

@@ -15,7 +15,8 @@ const NODES = new Set([
   "HeadroomCompare",
 ]);
 /** Those that have a text only once there is a report: a picture or nothing stands there before. */
-const REPORTING = new Set(["HeadroomVAEDecodeVideo", "HeadroomVAEEncodeVideo"]);
+const VIDEO = "HeadroomVAEDecodeVideo";
+const REPORTING = new Set([VIDEO, "HeadroomVAEEncodeVideo"]);
 const WITH_BAR = new Set(["HeadroomReport", "HeadroomEstimate", "HeadroomTrainingEstimate", "HeadroomFit"]);
 const WIDGET = "text";
 /** Of a new node, more than its text needs at least: a plan and what it took are read without scrolling. */
@@ -39,6 +40,11 @@ function addText(node, text) {
 }
 
 const textOf = (node) => node?.widgets?.find(({ name }) => name === WIDGET);
+
+/** Lets the last preview of a node go, which the browser would take for the video that it shows instead. */
+function dropPreview({ id, graph }) {
+  delete app.nodePreviewImages?.[graph === app.rootGraph ? id : `${graph.id}:${id}`];
+}
 
 /** What the last run took, by node: it stays when the plan is shown again. */
 let took = {};
@@ -132,6 +138,7 @@ app.registerExtension({
     const onExecuted = node.onExecuted;
     node.onExecuted = function (output) {
       onExecuted?.call(this, output);
+      if (this.comfyClass === VIDEO) dropPreview(this);
       show(this, output);
     };
   },

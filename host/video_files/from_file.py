@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...memory import Row
+from ...memory.units import format_frames
 from ...vae import Direction
 from ...vae.exact import ChunkedRun, ExactRun, PlannedChunks
 from ..chunks.chunks import Chunks
@@ -60,7 +61,7 @@ def encode_from_file(vae: Any, frames: Frames, resizing: Resizing, vram_budget_g
 
 def _told(count: int, frames: Frames) -> str:
     at_once = f", {AT_ONCE} at a time" if count > AT_ONCE else ""
-    return f"{count} frame{'s' if count > 1 else ''} of {frames.width} x {frames.height} read{at_once}"
+    return f"{format_frames(count)} of {frames.width} x {frames.height} read{at_once}"
 
 
 class _Encoding:

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 
 from ...memory.on_disk import DiskTooSmall, require_room
-from ...memory.units import MB, format_bytes
+from ...memory.units import MB, format_bytes, format_frames
 from ...offload import fingerprint
 from ...video import FORMATS, Audio, FileFormat, Journal, JournalIsLocked, JournalPlan, check, check_audio, clean, rate
 from ..core.compat import device_context, is_out_of_memory, show_on_node
@@ -179,6 +179,7 @@ class _Writing:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.segments.close({})
+            show_on_node(f"{format_frames(self.source.count)} in {_duration(time.monotonic() - self.started)}")
         else:
             self.segments.drop(error)
 
@@ -249,7 +250,7 @@ def _described(path: Path, form: FileFormat, frames: int, went_on: int) -> list[
     name = path.parent.name if form.is_sequence else path.name
     size = _bytes_of(path)
     told = format_bytes(size) if size >= MB else f"{max(1, size // 1024)} kB"
-    lines = [f"{frames} frame{'s' if frames > 1 else ''} to {name} ({form.name}, {told})"]
+    lines = [f"{format_frames(frames)} to {name} ({form.name}, {told})"]
     if went_on:
         lines.append(f"went on from frame {went_on} of an earlier run")
     return lines

@@ -41,6 +41,7 @@ def graph() -> Workflow:
     }
 
 
+NOT_YET = "not yet"
 SENT = "(id) => JSON.parse(app.nodeOutputs[id].headroom_bar[0])"
 # Of the bar on a node's face: its words, and of each row the sizes of its parts, their shares of the track's width in
 # pixels and the place of the limit in it.
@@ -150,3 +151,27 @@ def test_what_a_video_became_is_told_once_it_is_written(page: Page, client: Clie
             page.evaluate(LOOK_AT, number)
             page.wait_for_function(TEXT_SHOWN, arg=[number, told])
         assert page.get_by_text("failed to load").count() == 0
+
+
+PLAYED = """(name) =>
+  [...document.querySelectorAll("video")].some(({ src, videoWidth }) => src.includes(name) && videoWidth)"""
+SAID = "(words) => document.body.innerText.includes(words)"
+
+
+def test_a_video_is_shown_and_what_was_told_of_its_frames_is_over(page: Page, view: str) -> None:
+    """The last frame of the live preview is gone: the browser would take it for the video, and show neither."""
+    page.evaluate(DROP, json.dumps({
+        "1": node("CheckpointLoaderSimple", ckpt_name="tiny_sd15.safetensors"),
+        "2": node("EmptyLatentImage", width=128, height=128, batch_size=48),
+        "3": node(
+            "HeadroomVAEDecodeVideo", samples=["2", 0], vae=["1", 2], fps=8.0, format="mp4 h264", filename_prefix=view
+        ),
+    }))  # fmt: skip
+    page.evaluate(LOOK_AT, "3")
+    page.evaluate(f"() => {{ window.ended = {NOT_YET!r}; ({RUN})().then((wrong) => {{ window.ended = wrong; }}); }}")
+    page.wait_for_function(SAID, arg="of 48, ")
+    page.wait_for_function(f"window.ended !== {NOT_YET!r}")
+    assert page.evaluate("window.ended") is None
+    page.wait_for_function(PLAYED, arg=f"{view}_")
+    page.wait_for_function(SAID, arg="48 frames in ")
+    assert not page.evaluate(SAID, "of 48, ")
