@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..server.client import Client
+from ..server.server import ServerError
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -112,3 +113,13 @@ def open_frontend(page: Page, client: Client) -> None:
     """Goes to the host's page and waits until a graph is there."""
     page.goto(client.url)
     page.wait_for_function(READY)
+
+
+def run_prompt(page: Page) -> None:
+    """Runs what is open, to its end.
+
+    Raises:
+        ServerError: the prompt failed.
+    """
+    if (wrong := page.evaluate(RUN)) is not None:
+        raise ServerError(f"the prompt failed: {wrong}")

@@ -23,8 +23,9 @@ from ..server.client import Client, ClientError
 from ..server.server import PACK_FOLDER, Server, ServerError, unwind_on_terminate
 from ..setup.environment import PACK, Environment
 from ..templates.public_names import add_example, host_options
-from ..templates.template import WORKFLOWS, path_of
-from .chromium import RUN, NoChromium, chromium, find_chromium, new_context, new_page, open_frontend
+from ..templates.template import path_of
+from .chromium import RUN, NoChromium, chromium, find_chromium, new_context, new_page, open_frontend, run_prompt
+from .every_node import show_every_node
 from .survey import survey
 from .thumbnails import thumbnails
 
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 HELP, DOCS = PACK / "web" / "docs" / "pictures", PACK / "docs"
-OURS = "Headroom"
 # Nothing but the graph, and its texts also where it is small.
 BARE = {
     "Comfy.Minimap.Visible": False,
@@ -105,13 +105,14 @@ def taken(only: str | None) -> Iterator[Path]:
 
 
 def close_ups(browser: Browser, client: Client) -> Iterator[Path]:
-    """Of each node, in the first template that holds it."""
+    """Of each node, after a run."""
     HELP.mkdir(exist_ok=True)
-    found = {kind: template for template in reversed(list(templates())) for kind in ours(template)}
     with graph_page(browser, client, CLOSE_UP) as page:
-        for kind, template in sorted(found.items()):
-            show(page, template)
+        kinds = show_every_node(page).values()
+        run_prompt(page)
+        for kind in sorted(kinds):
             page.evaluate(FRAME, [[kind], CLOSE_UP_SCALE])
+            page.wait_for_timeout(500)
             yield save(page, HELP / f"{kind}.jpg", CLOSE_UP_SAVED)
 
 
@@ -210,8 +211,7 @@ def run_picture(browser: Browser, client: Client, run: Run) -> Path:
     """
     with graph_page(browser, client, run.size) as page:
         show(page, filled(run))
-        if (wrong := page.evaluate(RUN)) is not None:
-            raise ServerError(f"the prompt of {run.picture} failed: {wrong}")
+        run_prompt(page)
         page.evaluate(FRAME, [run.shown, 1.0])
         return save(page, DOCS / run.picture)
 
@@ -270,17 +270,6 @@ PARTS = {"browser": template_browser, "help": close_ups, "runs": runs, "film": f
 
 
 # --------------------------------------------------------------------------------------------------------- the page
-
-
-def templates() -> Iterator[dict[str, Any]]:
-    """Their content by name."""
-    for path in sorted(WORKFLOWS.glob("*.json")):
-        yield {**json.loads(path.read_text(encoding="utf-8")), "name": path.stem}
-
-
-def ours(template: dict[str, Any]) -> list[str]:
-    """Types of our nodes in a template."""
-    return list(dict.fromkeys(node["type"] for node in template["nodes"] if node["type"].startswith(OURS)))
 
 
 @contextmanager

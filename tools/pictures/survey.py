@@ -9,14 +9,14 @@ import json
 from collections.abc import Iterator
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ..demo.__main__ import WORKFLOWS, painted
+from ..demo.__main__ import WORKFLOWS
 from ..server.client import Client
-from ..server.server import ServerError
 from ..setup.environment import PACK
 from ..templates.template import WORKFLOWS as TEMPLATES
-from .chromium import DROP, LOOK_AT, RUN, TITLE_OF, new_context, new_page, open_frontend
+from .chromium import DROP, LOOK_AT, TITLE_OF, new_context, new_page, open_frontend, run_prompt
+from .every_node import show_every_node
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -30,12 +30,6 @@ RAN_OUT = """([id, kind]) => app.api.dispatchCustomEvent("execution_error", {
   node_id: id, node_type: kind, prompt_id: "", executed: [], exception_type: "torch.OutOfMemoryError", traceback: [],
   exception_message: "out of memory\\nHeadroom: Make It Fit (Headroom) in the menu Edit would help.",
 })"""
-SENTENCE = "a red circle over a blue square"
-STORED = {"storage": "float8_e4m3fn_scaled", "compute": "auto", "skip": "auto"}
-EXACT = {
-    "method": "exact", "vram_budget_gb": 0.0, "tile_size": 64, "overlap": 64, "feather": "cosine", "temporal_size": 0,
-    "temporal_overlap": 16, "batch_slice": 0, "store": "same",
-}  # fmt: skip
 
 
 def survey(browser: Browser, client: Client) -> Iterator[Path]:
@@ -73,69 +67,14 @@ def _templates(page: Page) -> Iterator[tuple[str, bytes]]:
         yield f"template {path.stem}", _seen(page)
 
 
-def with_our_faces() -> dict[str, Any]:
-    """A small graph with every node of ours."""
-    graph = painted(json.loads((WORKFLOWS / "sd15_text_to_image.json").read_text(encoding="utf-8")), SENTENCE)
-    added = {
-        "20": _node("HeadroomFit", model=["4", 0], vae=["1", 2], samples=["5", 0], cfg=3.0, quality="exact"),
-        "21": _node(
-            "HeadroomEstimate",
-            **{"model": ["20", 0], "samples": ["5", 0], "vae": ["20", 1], "clip": ["1", 1], "cfg": 3.0},
-            if_too_big="report",
-        ),
-        "22": _node("HeadroomCast", model=["1", 0], **STORED),
-        "23": _node("HeadroomOffload", model=["22", 0], vram_budget_gb=0.2, granularity="auto"),
-        "24": _node(
-            "HeadroomLocalAttention",
-            **{"model": ["23", 0], "pattern": "kv_pool", "pattern.factor": 2, "max_error": 0.1, "blocks": "all"},
-            **{"start_percent": 0.0, "end_percent": 1.0, "min_tokens": 256},
-        ),
-        "25": _node("HeadroomCastCLIP", clip=["1", 1], **STORED),
-        "26": _node("CLIPTextEncode", clip=["25", 0], text=SENTENCE),
-        "27": _node(
-            "HeadroomCompare",
-            **{"model": ["24", 0], "samples": ["5", 0], "positive": ["26", 0], "negative": ["3", 0], "cfg": 3.0},
-            **{"dtypes": False, "slice_sizes": "64, 256", "backends": False, "casting": False},
-        ),
-        "28": _node("HeadroomTraining", **{"model": ["1", 0], "plan": "every block", "blocks": "all"}),
-        "29": _node(
-            "HeadroomTrainingEstimate",
-            **{"model": ["28", 0], "latents": ["5", 0], "positive": ["2", 0], "batch_size": 1, "rank": 8},
-            **{"algorithm": "LoRA", "optimizer": "AdamW", "training_dtype": "bf16", "lora_dtype": "bf16"},
-            **{"gradient_checkpointing": True, "bypass_mode": False, "if_too_big": "report"},
-        ),
-        "30": _node("HeadroomVAE", vae=["1", 2], **EXACT),
-        "31": _node("HeadroomVAEEncode", pixels=["8", 0], vae=["30", 0], **EXACT),
-        "32": _node(
-            "HeadroomVAEDecodeVideo",
-            **{"samples": ["31", 0], "vae": ["1", 2], "fps": 8.0, "format": "mkv ffv1", "filename_prefix": "survey"},
-        ),
-        "33": _node(
-            "HeadroomVAEEncodeVideo",
-            **{"video": ["32", 0], "vae": ["1", 2], "width": 128, "height": 0, "upscale_method": "lanczos"},
-            crop="center",
-        ),
-        "34": _node("SaveLatent", samples=["33", 0], filename_prefix="survey"),
-    }
-    graph["6"]["inputs"] |= {"model": ["20", 0], "latent_image": ["21", 0]}
-    return graph | added
-
-
-def _node(kind: str, **inputs: Any) -> dict[str, Any]:
-    """Without a title of its own."""
-    return {"class_type": kind, "inputs": inputs}
-
-
 def _faces(page: Page) -> Iterator[tuple[str, bytes]]:
-    graph = with_our_faces()
-    page.evaluate(DROP, json.dumps(graph))
-    shown = [number for number, node in graph.items() if node["class_type"].startswith("Headroom")]
+    shown = show_every_node(page)
     for moment in ("before", "after"):
-        for number in shown:
+        for number, kind in shown.items():
             page.evaluate(LOOK_AT, number)
-            yield f"face {graph[number]['class_type']} {moment}", _seen(page)
-        if moment == "before" and (wrong := page.evaluate(RUN)) is not None:
-            raise ServerError(f"the prompt failed: {wrong}")
+            yield f"face {kind} {moment}", _seen(page)
+        if moment == "before":
+            run_prompt(page)
 
 
 def _dialogs(page: Page) -> Iterator[tuple[str, bytes]]:
