@@ -23,6 +23,7 @@ class Template:
         nodes: nodes that take the place of the twin's, or are added: what people have instead of generated stand-ins.
         links: outputs of the twin that are others in the template, as ``id:slot``.
         without: ids of the twin that the template lacks.
+        previews: ids of decodes whose picture needs room: something stands below them.
     """
 
     title: str
@@ -32,6 +33,7 @@ class Template:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     links: Mapping[str, str] = field(default_factory=dict)
     without: str = ""
+    previews: str = ""
 
 
 # File: its folder below models/, and where it is offered.

@@ -518,7 +518,7 @@ steps.
         about="""
 One latent, decoded three times: untiled, by core's **VAE Decode (Tiled)**, and by **VAE Decode (exact, low
 memory)** in strips of 64 rows. The two pictures on the right show each one's difference from the untiled, ten
-times, about mid-grey: plain grey is no difference. Below them both results under a slider.
+times, about mid-grey: plain grey is no difference. Beside them the exact picture.
 
 Replace the picture by one of your own; smooth sky and skin show most.
 """,
@@ -527,11 +527,12 @@ Replace the picture by one of your own; smooth sky and skin show most.
             "Encode": "3 4",
             "Decode": "5 6 7",
             "Differences": "8 9 10 11 12",
-            "Look": "15 16 17",
+            "Look": "15 16",
             "Report": "13 14",
         },
         nodes={"2": checkpoint(SD15)},
         links={"2:0": "2:2"},
         values={"1.image": "example.png", **picture("3", 1024), "6.tile_size": 512, "6.overlap": 64},
+        previews="7",
     ),
 }

@@ -33,7 +33,7 @@ FACES = (
     | dict.fromkeys(("Report", "Estimate", "Compare"), TABLE)
     | dict.fromkeys(("Cast", "CastCLIP", "Offload", "Training"), SENTENCES)
 )
-SHOWING_PICTURES = ("LoadImage", "SaveImage", "PreviewImage", "ImageCompare", "SaveVideo", "HeadroomVAEDecodeVideo")
+SHOWING_PICTURES = ("LoadImage", "SaveImage", "PreviewImage", "SaveVideo", "HeadroomVAEDecodeVideo")
 COMPARE, CHART = "HeadroomCompare", (560, 330)  # whose chart is read there, and the size of one
 # What does not get narrower, by the names of its widgets or its own.
 WIDTHS = {"HeadroomLocalAttention": TEXT_WIDTH, "HeadroomVAEDecodeVideo": 300, "HeadroomVAEDecode": 290}
@@ -210,7 +210,7 @@ class _Drawing:
         width = WIDTHS.get(kind, TEXT_WIDTH if texts else WIDTH)
         if any(is_link(link) and self.graph[link[0]]["class_type"] == COMPARE for link in self._given(number)):
             return CHART[0], height + CHART[1]
-        if kind in SHOWING_PICTURES:
+        if kind in SHOWING_PICTURES or number in self.spec.previews.split():
             return width, height + PICTURE
         if (face := FACES.get(kind.removeprefix("Headroom"))) is not None and kind.startswith("Headroom"):
             return face[0], max(face[1], height + TEXT)
