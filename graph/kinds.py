@@ -25,6 +25,7 @@ FIT, VAE, ESTIMATE, COMPARE, REPORT, TRAINING_ESTIMATE = (
     "HeadroomFit", "HeadroomVAE", "HeadroomEstimate", "HeadroomCompare", "HeadroomReport", "HeadroomTrainingEstimate",
 )  # fmt: skip
 CAST_CLIP = "HeadroomCastCLIP"
+SAVES_CLIP = ("CLIPSave", "CheckpointSave")  # what is written to a file is what was loaded
 OUR_DECODE, OUR_ENCODE = "HeadroomVAEDecode", "HeadroomVAEEncode"
 # A latent straight to a file, and a file straight to a latent.
 TO_FILE, FROM_FILE = "HeadroomVAEDecodeVideo", "HeadroomVAEEncodeVideo"

@@ -7,7 +7,7 @@ const OFFER = "Headroom.OutOfMemory.Offer";
 const ADVICE = /^Headroom: .*Make It Fit \(Headroom\)/m; // the command is what helps; of other ways the error tells
 const CASTS = /^Headroom: .*Layerwise Casting \(text encoder\)/m; // a node's text, which Make It Fit does not plan
 const PROMISE_OF_CASTING =
-  "Layerwise Casting (text encoder) keeps its weights in 8 bits, half of the memory; the picture changes a little, hardly to be seen.";
+  "Layerwise Casting (text encoder) keeps the text encoder's weights in 8 bits, about half of 16. The picture changes slightly.";
 const PROMISE =
   "Make It Fit picks settings that fit this card without changing the picture; if none do, it stops and says what you would need.";
 const PROMISE_OF_QUALITY =
@@ -46,7 +46,7 @@ app.registerExtension({
       id: OFFER,
       category: ["Headroom", "Out of memory", "Offer"],
       name: "Offer Make It Fit when a prompt runs out of memory",
-      tooltip: "Without it the error still says what would help.",
+      tooltip: "Of a text encoder, its Layerwise Casting is offered. Without it the error still says what would help.",
       type: "boolean",
       defaultValue: true,
     },

@@ -51,8 +51,9 @@ let took = {};
 
 function show(node, output) {
   if (output?.text && !textOf(node)) {
+    const height = node.size[1]; // a saved one has had its text
     addText(node, "");
-    node.setSize([node.size[0], node.size[1] + LATER]);
+    node.setSize([node.size[0], Math.max(height, node.computeSize()[1] + LATER)]);
   }
   if (output?.text) textOf(node).value = output.text.join("\n") + (took[node.id] ?? "");
   if (WITH_BAR.has(node?.comfyClass)) showMemoryBar(node, output);

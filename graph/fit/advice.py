@@ -13,6 +13,7 @@ from .insert import insert_fit
 WHERE = 'the command "Make It Fit (Headroom)" in the browser\'s menu Edit, or cli/fit.py'
 # In the names of what runs or loads a text encoder, and of what loads a model.
 TEXTS, LOADERS = ("TextEncode", "CLIPLoader"), ("CheckpointLoader", "UNETLoader")
+FOUR_BITS = ("nvfp4", "asym_w4a8_int8")  # the smallest of Layerwise Casting's storages
 LEAST, STEP = 0.25, 0.15  # of a limit that is advised to be lowered, and by how much
 SHOWN = 2  # of what would be inserted
 
@@ -76,9 +77,10 @@ def _for_vae(prompt: Prompt, number: str, node: str) -> str:
 
 
 def _for_text(prompt: Prompt, number: str, node: str) -> str:
-    cast = next((one for one in (number, *_before(prompt, number, ("clip",))) if _kind(prompt, one) == CAST_CLIP), None)
+    cast = next((one for one in _before(prompt, number, ("clip",)) if _kind(prompt, one) == CAST_CLIP), None)
     if cast is not None:
-        return f"{node}: give the casting of its text encoder (node {cast}) a storage of 4 bits, or shorten the text"
+        smaller = f"give the casting of its text encoder (node {cast}) a storage of 4 bits (less near), or "
+        return f"{node}: {'' if prompt[cast]['inputs'].get('storage') in FOUR_BITS else smaller}shorten the text"
     return f"{node}: Layerwise Casting (text encoder) behind its loader stores it in half of the memory, near-exact"
 
 

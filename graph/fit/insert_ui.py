@@ -10,8 +10,9 @@ from ..litegraph import BYPASSED, INPUTS, MUTED, VIRTUAL, Instance, Link, NodeDa
 from ..prompt import Output
 from ..settings import FitSettings
 from ..sources import Sources
+from .places import free_place
 from .plan import Added, FitPlan, Seen, plan_fit
-from .text_encoder import plan_cast
+from .text_encoder import CLIP, plan_cast
 
 TYPES = {
     "model": "MODEL", "vae": "VAE", "samples": "LATENT", "positive": "CONDITIONING", "negative": "CONDITIONING",
@@ -24,7 +25,6 @@ OUTPUTS = {
     CAST_CLIP: (("CLIP", "CLIP"), ("report", "STRING")),
 }
 SIZES = {FIT: (560.0, 470.0), VAE: (300.0, 300.0), CAST_CLIP: (390.0, 350.0)}  # what a plan or a report needs
-TITLE_HEIGHT, GAP = 30.0, 30.0  # of the browser's nodes, in its units; pos is the corner below the title
 # Where cfg stands among the saved widgets, from the end: a control behind the seed may be there or not.
 CFG_FROM_END = {"KSampler": 4, "KSamplerAdvanced": 6, "SamplerCustom": 1, "CFGGuider": 1}
 
@@ -47,7 +47,7 @@ def insert_into_ui(workflow: UIWorkflow, settings: FitSettings) -> list[FitPlan]
 
 
 def insert_cast_into_ui(workflow: UIWorkflow, path: str) -> list[FitPlan]:
-    """Casts the text encoder of a node, in its own graph. The workflow's JSON object is changed.
+    """Casts the text encoder of a node, in the graph that loads it. The workflow's JSON object is changed.
 
     Args:
         workflow: whole.
@@ -82,15 +82,21 @@ class _Insertion:
     def cast(self, path: str) -> FitPlan:
         """Plans and writes the casting of a node's text encoder."""
         *inside, number = path.split(":")
-        graph = self.workflow.root
+        graphs = [self.workflow.root]
         for one in inside:
-            kind = graph.nodes.get(one, {}).get("type", "")
+            kind = graphs[-1].nodes.get(one, {}).get("type", "")
             if kind not in self.workflow.subgraphs:
                 raise ValueError(f"text_node: there is no subgraph {one}; send the node's id as ComfyUI's error has it")
-            graph = self.workflow.subgraphs[kind]
-        plan = plan_cast(self._all_seen(graph), number, 1 + self._last("node"), graph.name if inside else "")
-        self._write(graph, plan)
-        return plan
+            graphs.append(self.workflow.subgraphs[kind])
+        name = CLIP
+        while True:
+            graph = graphs.pop()
+            around = (INPUTS, graph.name) if graphs else ("", "")
+            plan = plan_cast(self._all_seen(graph), number, 1 + self._last("node"), *around, name)
+            if not plan.wanted:
+                self._write(graph, plan)
+                return plan
+            number, name = inside.pop(), graph.slot("inputs", plan.wanted.pop())["name"]
 
     def _all_seen(self, graph: UIGraph) -> dict[str, Seen]:
         """The nodes of a graph that run."""
@@ -110,8 +116,9 @@ class _Insertion:
 
     def _seen(self, place: Instance, node: NodeData) -> Seen:
         seen = Seen(node["type"], cfg=_saved_cfg(node))
-        if seen.kind in self.workflow.subgraphs and self.settings is not None:
-            seen.vaes = self._subgraph(seen.kind)
+        if seen.kind in self.workflow.subgraphs:
+            seen.title = self.workflow.subgraphs[seen.kind].name
+            seen.vaes = None if self.settings is None else self._subgraph(seen.kind)
         for entry in node.get("inputs") or ():
             found = self.sources.of(place, entry)
             if found is None:
@@ -183,7 +190,7 @@ def _node(added: Added, graph: UIGraph) -> NodeData:
     return {
         "id": int(added.number),
         "type": added.kind,
-        "pos": list(_free_place(graph, beside, SIZES[added.kind])),
+        "pos": list(free_place(graph.data, beside, SIZES[added.kind])),
         "size": list(SIZES[added.kind]),
         "flags": {},
         "order": beside.get("order", 0),
@@ -258,42 +265,3 @@ def _leave_reroutes(data: dict[str, Any], number: int) -> None:
 
 def _is_parent(holder: dict[str, Any], reroute: dict[str, Any]) -> bool:
     return any(other.get("parentId") == reroute.get("id") for other in holder["reroutes"])
-
-
-# ----------------------------------------------------------------------------------------------------------- positions
-
-
-def _free_place(graph: UIGraph, beside: NodeData, size: tuple[float, float]) -> tuple[float, float]:
-    """A free place left of a node or above or below that, so that nothing else has to move."""
-    left, top = _pair(beside.get("pos"), (0.0, 0.0))
-    taken = [_box(node) for node in graph.data["nodes"]]
-    step = size[1] + TITLE_HEIGHT + GAP
-    for column in range(1, 50):
-        for row in (0, -1, 1, -2, 2, -3, 3):
-            place = left - column * (size[0] + GAP), top + row * step
-            if not any(_overlap((*place, *size), other) for other in taken):
-                return place
-    return left - size[0] - GAP, top
-
-
-def _box(node: NodeData) -> tuple[float, float, float, float]:
-    return *_pair(node.get("pos"), (0.0, 0.0)), *_pair(node.get("size"), (200.0, 100.0))
-
-
-def _pair(value: Any, default: tuple[float, float]) -> tuple[float, float]:
-    """Two numbers, which old files save as {"0": …, "1": …}."""
-    if isinstance(value, dict):
-        value = [value.get("0"), value.get("1")]
-    if not isinstance(value, list) or len(value) < 2 or None in map(as_number, value[:2]):
-        return default
-    return float(value[0]), float(value[1])
-
-
-def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
-    """Whether two nodes, (left, top, width, height) with the title above, touch."""
-    return (
-        one[0] < other[0] + other[2]
-        and other[0] < one[0] + one[2]
-        and one[1] - TITLE_HEIGHT < other[1] + other[3]
-        and other[1] - TITLE_HEIGHT < one[1] + one[3]
-    )

@@ -1,7 +1,4 @@
-"""Where Make It Fit goes in a workflow: before each sampler, with the VAEs behind it; needs no host.
-
-What is planned here is written into a workflow by :mod:`.insert`.
-"""
+"""Where Make It Fit goes in a workflow: before each sampler, with the VAEs behind it; needs no host."""
 
 from __future__ import annotations
 
@@ -34,6 +31,7 @@ class Seen:
         origins: what is computed there: behind reroutes and bypassed nodes. An input that gets nothing has none.
         cfg: value of its widget of that name, None if it is not known.
         vaes: the inputs whose VAE is run in there, of a subgraph; None: as the names say.
+        title: of a subgraph, whose class is no word.
     """
 
     kind: str
@@ -41,6 +39,7 @@ class Seen:
     origins: dict[str, Output] = field(default_factory=dict)
     cfg: float | None = None
     vaes: tuple[str, ...] | None = None
+    title: str = ""
 
 
 @dataclass
@@ -49,7 +48,7 @@ class Added:
 
     Attributes:
         number: its id.
-        kind: HeadroomFit or HeadroomVAE.
+        kind: HeadroomFit, HeadroomVAE or HeadroomCastCLIP.
         beside: the node it is for.
         links: its connected inputs.
         widgets: the values of its widgets, in the node's order.
@@ -72,7 +71,7 @@ class FitPlan:
         added: nodes to add.
         moved: inputs (node, name) to connect to an output.
         notes: what is left alone, and why.
-        wanted: outputs of what is around the graph that a VAE in it comes from, unwrapped.
+        wanted: outputs of what is around the graph that a VAE or a text encoder in it comes from, unchanged.
     """
 
     added: list[Added] = field(default_factory=list)
@@ -290,7 +289,8 @@ class _Planner:
 
     def _add(self, kind: str, beside: str, links: dict[str, Output], widgets: dict[str, Any]) -> str:
         number, self.free = str(self.free), self.free + 1
-        line = added(node=number, kind=kind, other=beside, other_kind=self.seen[beside].kind, subgraph=self.where)
+        other = self.seen[beside].title or self.seen[beside].kind
+        line = added(node=number, kind=kind, other=beside, other_kind=other, subgraph=self.where)
         self.plan.added.append(Added(number, kind, beside, links, widgets, line))
         return number
 

@@ -21,7 +21,7 @@ def video_of(path: Path) -> Any:
 
 
 def shown(written: Written) -> dict[str, Any]:
-    """A video on the face of its node; nothing of a sequence or in Matroska, which no browser plays."""
+    """A video on the face of its node; nothing for a sequence or a Matroska file, which no browser plays."""
     if written.path.parent != written.place.folder or written.path.suffix == ".mkv":
         return {}
     saved = ui.SavedResult(written.path.name, written.place.subfolder, io.FolderType.output)

@@ -179,7 +179,7 @@ class _Writing:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.segments.close({})
-            show_on_node(f"{format_frames(self.source.count)} in {_duration(time.monotonic() - self.started)}")
+            show_on_node(f"{format_frames(self.at - self.begun)} in {_duration(time.monotonic() - self.started)}")
         else:
             self.segments.drop(error)
 

@@ -106,7 +106,7 @@ ADVICE = {
     "text, cast": (
         without_fit(n4=node("CLIPTextEncode", clip=["5", 0]), n5=node("HeadroomCastCLIP", clip=["1", 1])),
         "4",
-        "give the casting of its text encoder (node 5) a storage of 4 bits, or shorten the text",
+        "give the casting of its text encoder (node 5) a storage of 4 bits (less near), or shorten",
     ),
     "loading": (PLAIN, "1", "with a cache_file"),
     "other work": (PLAIN, "6", "Make It Fit, for node 3 (KSampler) would keep less of the models on the card"),

@@ -10,7 +10,7 @@ import pytest
 from headroom.graph.fit.insert import insert_cast, insert_fit
 from headroom.graph.prompt import Prompt, links
 
-from ..host.ui_workflows import consistent, in_a_subgraph, node_of, text_to_image
+from ..host.ui_workflows import consistent, graph, in_a_subgraph, node_of, text_to_image, ui_node
 
 CAST = "HeadroomCastCLIP"
 
@@ -35,11 +35,16 @@ def test_all_that_read_it_read_the_cast_one_and_nothing_else_is_changed() -> Non
     changed = dict(inserted.workflow)
     cast = changed.pop("6")
     assert cast["class_type"] == CAST
-    assert links(cast) == {"clip": ("2", 1)}
+    assert links(cast) == {"clip": ("1", 1)}  # behind the loader: LoRAs may come after
     expected = copy.deepcopy(before)
-    for number in "34":
+    for number in "25":
         expected[number]["inputs"]["clip"] = ["6", 0]
     assert changed == expected
+
+
+def test_what_saves_it_saves_what_was_loaded() -> None:
+    saves = {"class_type": "CLIPSave", "inputs": {"clip": ["1", 1], "filename_prefix": "x"}}
+    assert insert_cast(api(s=saves), "3").workflow["s"] == saves
 
 
 def test_what_is_cast_already_is_left_alone() -> None:
@@ -47,10 +52,7 @@ def test_what_is_cast_already_is_left_alone() -> None:
     again = insert_cast(once, "4")
     assert again.workflow == once
     assert again.notes == ("node 4 (CLIPTextEncode) is left alone: its text encoder is cast already",)
-    behind = api()
-    behind["1a"] = {"class_type": CAST, "inputs": {"clip": ["1", 1]}}
-    behind["2"]["inputs"]["clip"] = ["1a", 0]
-    assert insert_cast(behind, "3").workflow == behind  # a LoRA is between
+    assert insert_cast(once, "3").workflow == once  # a LoRA is between
 
 
 @pytest.mark.parametrize(
@@ -92,3 +94,46 @@ def test_in_a_subgraph_by_the_path_of_the_hosts_error() -> None:
     assert [node["type"] for node in inserted.workflow["nodes"]].count(CAST) == 0
     rows = {row["id"]: row for row in inside["links"]}
     assert {rows[node["inputs"][0]["link"]]["origin_id"] for node in inside["nodes"] if node["id"] in (2, 3)} == {21}
+
+
+def with_the_loader_outside() -> dict[str, Any]:
+    """The prompts in subgraph 20, into which the text encoder comes from loader 1."""
+    inside = [ui_node(number, "CLIPTextEncode", {"clip": "CLIP"}, "CONDITIONING") for number in (2, 3)]
+    rows = [
+        {"id": 50 + at, "origin_id": -10, "origin_slot": 0, "target_id": node["id"], "target_slot": 0, "type": "CLIP"}
+        for at, node in enumerate(inside)
+    ]
+    for row, node in zip(rows, inside, strict=True):
+        node["inputs"][0]["link"] = row["id"]
+    rows.append(
+        {"id": 60, "origin_id": 2, "origin_slot": 0, "target_id": -20, "target_slot": 0, "type": "CONDITIONING"}
+    )
+    inside[0]["outputs"][0]["links"] = [60]
+    sub = {
+        "id": "sub", "version": 1, "name": "Prompts", "nodes": inside, "links": rows, "groups": [],
+        "state": {"lastGroupId": 0, "lastNodeId": 20, "lastLinkId": 60, "lastRerouteId": 0},
+        "inputNode": {"id": -10, "bounding": [0, 0, 1, 1]}, "outputNode": {"id": -20, "bounding": [0, 0, 1, 1]},
+        "inputs": [{"id": "i", "name": "text encoder", "type": "CLIP", "linkIds": [50, 51]}],
+        "outputs": [{"id": "o", "name": "CONDITIONING", "type": "CONDITIONING", "linkIds": [60]}],
+    }  # fmt: skip
+    nodes = [
+        ui_node(1, "CheckpointLoaderSimple", {}, "MODEL CLIP VAE"),
+        ui_node(4, "CLIPTextEncode", {"clip": "CLIP"}, "CONDITIONING"),
+        ui_node(20, "sub", {"text encoder": "CLIP"}, "CONDITIONING"),
+    ]
+    return graph(nodes, (1, 1, 4, "clip"), (1, 1, 20, "text encoder"), definitions={"subgraphs": [sub]})
+
+
+def test_what_comes_into_a_subgraph_is_cast_where_it_comes_from() -> None:
+    inserted = insert_cast(with_the_loader_outside(), "20:3")
+    workflow = inserted.workflow
+    consistent(workflow)
+    assert inserted.added == ("node 21, Layerwise Casting (text encoder), for node 20 (Prompts)",)
+    assert workflow["definitions"] == with_the_loader_outside()["definitions"]
+    rows = {row[0]: row for row in workflow["links"]}
+    assert rows[node_of(workflow, 21)["inputs"][0]["link"]][1:3] == [1, 1]
+    for number in (4, 20):
+        assert rows[node_of(workflow, number)["inputs"][0]["link"]][1:3] == [21, 0]
+    again = insert_cast(workflow, "20:2")
+    assert again.workflow == workflow
+    assert again.notes

@@ -517,8 +517,8 @@ steps.
         title="Tiled decode of core beside Headroom",
         about="""
 One latent, decoded three times: untiled, by core's **VAE Decode (Tiled)**, and by **VAE Decode (exact, low
-memory)** in strips of 64 rows. The two pictures on the right show each one's difference from the untiled, ten
-times, about mid-grey: plain grey is no difference. Beside them the exact picture.
+memory)** in strips of 64 rows. The two pictures under *Look* show each one's difference from the untiled, ten
+times, about mid-grey: plain grey is no difference.
 
 Replace the picture by one of your own; smooth sky and skin show most.
 """,
