@@ -64,9 +64,9 @@ The small Stable Diffusion that `tools/models/painter` holds paints scenes such 
 judge finds the objects of a picture, and says whether the sentence is obeyed. Sentences are pairs that training never
 showed, each with a seed of its own: 20 steps of DPM++ 2M (Karras), a guidance of 3, 256 x 256 px, in the host's own
 sampler and model classes, as narrow as the model was trained (64 channels; written wide it computes the same). The
-small Flux is told by the same text model: 20 steps of Euler, no second prompt, its host file as it is.
-Of 500 such sentences the first obeys {stable_diffusion:.1%} and the second {flux:.1%}, as the ends of their trainings
-counted. dB is the PSNR of a picture to that of the same seed without the setting, the median of all; the lowest tenth
+small Flux is told by the same text model: 20 steps of Euler, no second prompt, its file as ComfyUI loads it.
+Of 500 such sentences the first obeys {stable_diffusion:.1%} and the second {flux:.1%}, counted when their trainings
+ended. dB is the PSNR of a picture to that of the same seed without the setting, the median of all; the lowest tenth
 is below the second figure. A few million weights and pictures of plain shapes are not Flux and a photograph: what
 breaks here is broken, what holds here may still be seen there."""
 
