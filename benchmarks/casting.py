@@ -59,8 +59,9 @@ INTRODUCTION = """# Layerwise casting: error, memory, time
 Every storage of `HeadroomCast` beside what ComfyUI's `UNETLoader` does with weight_dtype `fp8_e4m3fn`: a plain cast of
 every parameter at loading. Errors are signal to noise ratios in dB, 10 log10(Σx² / Σ(x - y)²): 6 dB more is half the
 error. Weights are random normal numbers, models are the host's own classes built by its own loader at a smaller width;
-no pretrained weights were measured, so the dB rank storages and say nothing of pictures. Times are process CPU seconds
-at one thread. A float16 or bfloat16 storage is exact or nearly so for such weights and is left out."""
+the dB rank storages and say nothing of pictures, of which [`painting.md`](painting.md) has those of small trained
+models. Times are process CPU seconds at one thread. A float16 or bfloat16 storage is exact or nearly so for such
+weights and is left out."""
 
 
 @dataclass(frozen=True)

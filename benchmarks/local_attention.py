@@ -66,7 +66,7 @@ the call, output included, operands not. The patterns are described in
 Operands are synthetic feature maps, not a trained model's: sums of smooth random fields (correlation lengths of 2, 6
 and 16 tokens), with or without sinusoidal positions, taken to queries, keys and values by random matrices and scaled
 to a standard deviation of the scores. They have less fine detail than a trained model's, which favours pooled and
-strided keys, and rank gross failures only. No quality metric on pretrained weights was measured."""
+strided keys, and rank gross failures only. Pictures of a small trained model are in [`painting.md`](painting.md)."""
 
 
 @dataclass(frozen=True)

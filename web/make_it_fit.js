@@ -59,15 +59,16 @@ async function stepTo(graph) {
   settle(history);
 }
 
-/** Selects nodes, and moves the view where none of them is in it. */
+/** Selects nodes, and moves the view where the first is not whole in it. */
 function show(nodes) {
   if (!nodes.length) return;
   const { canvas } = app;
   canvas.deselectAll?.();
   canvas.selectItems?.(nodes);
   const [left, top, width, height] = canvas.ds.visible_area;
-  const isSeen = ({ pos: [x, y], size: [w, h] }) => x < left + width && x + w > left && y < top + height && y + h > top;
-  if (!nodes.some(isSeen)) canvas.centerOnNode(nodes[0]);
+  const { pos: [x, y], size: [w, h] } = nodes[0];
+  const isWhole = x >= left && x + w <= left + width && y >= top && y + h <= top + height;
+  if (!isWhole) canvas.centerOnNode(nodes[0]);
 }
 
 /** Puts in what the server answered, and says so. */
@@ -90,7 +91,7 @@ async function makeItFit() {
 }
 
 const item = () => ({ content: `${title()} (Headroom)`, callback: makeItFit });
-const takesPart = ({ type }) => type === "MODEL" || type === "VAE";
+const takesPart = ({ type }) => ["MODEL", "VAE", "GUIDER"].includes(type);
 
 app.registerExtension({
   name: ID,

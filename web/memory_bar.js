@@ -43,7 +43,7 @@ function row(load, allowed, scale) {
   const parts = Object.entries(load.parts).filter(([, size]) => size > 0);
   track.append(...parts.map(([kind, size]) => segment(kind, size, scale)), line(allowed, scale));
   const cut = { overflow: "hidden", textOverflow: "ellipsis", whiteSpace: "nowrap" };
-  const name = element({ width: "90px", ...cut }, { text: load.name, title: load.title ?? load.name });
+  const name = element({ width: "120px", ...cut }, { text: load.name, title: load.title ?? load.name });
   const peak = element({ width: "60px", textAlign: "right" }, { text: bytes(load.peak) });
   // In the theme's own colour, which is read on its ground.
   if (load.peak > allowed) Object.assign(peak.style, { fontWeight: "bold", textDecoration: `underline 2px ${LIMIT}` });

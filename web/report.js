@@ -17,6 +17,8 @@ const NODES = new Set([
 /** Those that have a text only once there is a report: a picture or nothing stands there before. */
 const VIDEO = "HeadroomVAEDecodeVideo";
 const REPORTING = new Set([VIDEO, "HeadroomVAEEncodeVideo"]);
+/** Those that Nodes 2.0 shows with an empty box, where their advanced inputs stand in the older look. */
+const ROOMY = new Set([...REPORTING, "HeadroomVAE", "HeadroomVAEDecode", "HeadroomVAEEncode"]);
 const WITH_BAR = new Set(["HeadroomReport", "HeadroomEstimate", "HeadroomTrainingEstimate", "HeadroomFit"]);
 const WIDGET = "text";
 /** Of a new node, more than its text needs at least: a plan and what it took are read without scrolling. */
@@ -46,10 +48,21 @@ function dropPreview({ id, graph }) {
   delete app.nodePreviewImages?.[graph === app.rootGraph ? id : `${graph.id}:${id}`];
 }
 
+/** Takes a file that no browser plays off what the browser shows; the history has it. */
+function dropUnplayed({ id, graph }, output) {
+  if (!output?.images?.some(({ filename }) => filename.endsWith(".mkv"))) return;
+  const kept = app.nodeOutputs?.[graph === app.rootGraph ? id : `${graph.id}:${id}`];
+  for (const one of [output, kept]) {
+    delete one?.images;
+    delete one?.animated;
+  }
+}
+
 /** What the last run took, by node: it stays when the plan is shown again. */
 let took = {};
 
 function show(node, output) {
+  if (node?.comfyClass === VIDEO) dropUnplayed(node, output);
   if (output?.text && !textOf(node)) {
     const height = node.size[1]; // a saved one has had its text
     addText(node, "");
@@ -70,6 +83,17 @@ function behind(node, found = new Set()) {
   return found;
 }
 
+/** What a row's work took: a card's own count, or the process's, in which Python and every other model are too. */
+function sizesOf({ measured: { highest, source }, live_bytes: live, predicted }) {
+  const peak = bytes(highest);
+  const whole = source.startsWith("allocated")
+    ? say("peak", `peak ${peak}`, { peak })
+    : say("peak_of_process", `peak ${peak} of ComfyUI in all`, { peak });
+  if (!live || !predicted || predicted.bound) return whole;
+  const [measured, expected] = [live, predicted.live].map(bytes);
+  return `${whole}; ${say("beyond_weights", `beyond the weights ${measured}, predicted ${expected}`, { measured, expected })}`;
+}
+
 /** What a run took, under the plan of each Make It Fit before it. */
 async function showMeasured({ detail }) {
   const fits = app.rootGraph.nodes.filter(({ comfyClass }) => comfyClass === "HeadroomFit");
@@ -84,7 +108,7 @@ async function showMeasured({ detail }) {
     const ids = new Set([...behind(fit)].map(String));
     const lines = rows
       .filter(({ id, outcome, measured }) => ids.has(id.split(":")[0]) && outcome === "done" && measured)
-      .map(({ id, work, seconds, measured }) => `${translated(`#${id} ${work}`)}: ${seconds.toFixed(1)} s, ${say("peak", "peak")} ${bytes(measured.highest)}`);
+      .map((row) => `${translated(`#${row.id} ${row.work}`)}: ${row.seconds.toFixed(1)} s, ${sizesOf(row)}`);
     if (!lines.length) continue;
     took[fit.id] = head + lines.join("\n");
     const text = textOf(fit);
@@ -130,6 +154,7 @@ app.registerExtension({
   name: "Headroom.Reports",
 
   nodeCreated(node) {
+    if (ROOMY.has(node.comfyClass) && app.extensionManager.setting.get("Comfy.VueNodes.Enabled")) addText(node, promise(node));
     if (!reports(node)) return;
     if (WITH_BAR.has(node.comfyClass)) addMemoryBar(node);
     if (NODES.has(node.comfyClass)) {

@@ -47,7 +47,7 @@ function bars({ card_gb, allowed_gb, stages }) {
   const box = element("div", { role: "img", ariaLabel: sentence, style: { margin: "0 0 12px", fontSize: "12px" } });
   draw(box, { total: card_gb * GB, allowed: allowed_gb * GB, loads, sentence });
   [...box.children].forEach((row, at) => {
-    row.firstChild.style.width = "200px";
+    row.firstChild.style.width = "240px";
     const node = nodeOf(stages[at].node);
     if (!node) return;
     row.style.cursor = "pointer";

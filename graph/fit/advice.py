@@ -36,13 +36,12 @@ def advice(prompt: Prompt, number: str, of_card: bool = True) -> str:
         return _for_training(prompt, number, node)
     if any(word in kind for word in TEXTS):
         return _for_text(prompt, number, node)
-    if any(word in kind for word in LOADERS):
-        return (
-            f"{node}: Layerwise Casting behind it, with a cache_file, stores the model in half of the memory,"
-            " near-exact; on a card Block Offload keeps only as much there as vram_budget_gb says"
-        )
     inserted = _what_is_inserted(prompt) if of_card else ""
-    return f"{inserted} would keep less of the models on the card: {WHERE} puts that in" if inserted else ""
+    less = f"{inserted} would keep less of the models on the card: {WHERE} puts that in" if inserted else ""
+    if any(word in kind for word in LOADERS):
+        cast = f"{node}: Layerwise Casting behind it, with a cache_file, stores the model in half of the memory"
+        return f"{cast}, near-exact; {less}" if less else f"{cast}, near-exact"
+    return less
 
 
 def _for_sampler(prompt: Prompt, number: str, node: str) -> str:

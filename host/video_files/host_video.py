@@ -21,8 +21,8 @@ def video_of(path: Path) -> Any:
 
 
 def shown(written: Written) -> dict[str, Any]:
-    """A video on the face of its node; nothing for a sequence or a Matroska file, which no browser plays."""
-    if written.path.parent != written.place.folder or written.path.suffix == ".mkv":
+    """A video on the face of its node; of a sequence nothing, which no browser plays."""
+    if written.path.parent != written.place.folder:
         return {}
     saved = ui.SavedResult(written.path.name, written.place.subfolder, io.FolderType.output)
     return dict(ui.PreviewVideo([saved]).as_dict())

@@ -82,7 +82,7 @@ def _work_lines(row: Row) -> Iterable[str]:
     """What the work took beyond the weights, and how long, beside what was predicted."""
     if row.step_seconds:
         expected = f" · predicted {format_seconds(row.expected)}" if row.expected else ""
-        off = f", {row.expected / row.step_seconds - 1:+.0%}" if row.expected else ""
+        off = _off(row.expected, row.step_seconds, 0) if row.expected else ""
         yield f"{row.steps} calls of the model, {format_seconds(row.step_seconds)} each{expected}{off}"
     if row.live is None:
         return
@@ -94,7 +94,7 @@ def _work_lines(row: Row) -> Iterable[str]:
         return
     # A CPU's tensors are followed one by one; a device's allocator counts what kernels hold as well.
     predicted = row.predicted.activations if _by_allocator(row) else row.predicted.live
-    off = f", {predicted / row.live - 1:+.1%}" if row.live else ""
+    off = _off(predicted, row.live, 1) if row.live else ""
     if row.predicted.bound:  # of tensors alone a plan, which counts kernels' scratch, is a bound
         yield f"{measured} · planned {format_bytes(predicted)}{off if _by_allocator(row) else ' at most'}"
         return
@@ -102,6 +102,12 @@ def _work_lines(row: Row) -> Iterable[str]:
         yield f"{measured} · predicted {format_bytes(predicted)} without the copies"
         return
     yield f"{measured} · predicted {format_bytes(predicted)}{off}"
+
+
+def _off(predicted: float, measured: float, digits: int) -> str:
+    """As ", 3.1% more", ", 12% less", or ", the same" where that rounds to nothing."""
+    share = round(predicted / measured - 1, digits + 2)
+    return f", {abs(share):.{digits}%} {'more' if share > 0 else 'less'}" if share else ", the same"
 
 
 def _by_allocator(row: Row) -> bool:

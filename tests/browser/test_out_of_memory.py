@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from headroom.tests.host.short_of_memory import short_of_memory
-from headroom.tests.host.ui_workflows import text_to_image
+from headroom.tests.host.ui_workflows import graph, text_to_image, ui_node
 from headroom.tests.host.workflows import text_to_image as small
 
 from .in_page import RUN, TITLE_OF
@@ -91,6 +91,31 @@ def test_a_text_encoder_is_cast_with_one_click(page: Page, pid: int) -> None:
     assert page.evaluate(SELECTED) == ["HeadroomCastCLIP"]
     page.keyboard.press("ControlOrMeta+Z")
     page.wait_for_function("!app.rootGraph.nodes.some(({ comfyClass }) => comfyClass === 'HeadroomCastCLIP')")
+
+
+def too_large_to_decode() -> dict[str, Any]:
+    """A decode alone: loader 1, latent 4, decode 6, save 7."""
+    return graph(
+        [
+            ui_node(1, "CheckpointLoaderSimple", {}, "MODEL CLIP VAE", widgets_values=["tiny_sd15.safetensors"]),
+            ui_node(4, "EmptyLatentImage", {}, "LATENT", widgets_values=[2048, 2048, 1]),
+            ui_node(6, "VAEDecode", {"samples": "LATENT", "vae": "VAE"}, "IMAGE"),
+            ui_node(7, "SaveImage", {"images": "IMAGE"}, widgets_values=["x"]),
+        ],
+        (4, 0, 6, "samples"), (1, 2, 6, "vae"), (6, 0, 7, "images"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("view", ["classic"])
+def test_a_decode_is_offered_strips(page: Page, pid: int) -> None:
+    opened(page, too_large_to_decode())
+    with short_of_memory(pid):
+        assert "can't allocate memory" in page.evaluate(RUN)
+    dialog(page).wait_for()
+    assert "node 8, Low-Memory VAE (exact), for node 6 (VAEDecode)" in dialog(page).inner_text()
+    dialog(page).get_by_role("button", name="Confirm").click()
+    toast(page, "1 node inserted").wait_for()
+    assert page.evaluate(SELECTED) == ["HeadroomVAE"]
 
 
 @pytest.mark.parametrize("view", ["classic"])

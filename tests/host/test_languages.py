@@ -277,3 +277,12 @@ def test_there_are_no_other_commands_and_make_it_fit_is_called_as_its_node() -> 
         assert len(found) == len(SCRIPTS)
         name = translations(language)["HeadroomFit"]["display_name"]
         assert found["Headroom_MakeItFit"]["label"].startswith(name)
+
+
+@pytest.mark.parametrize("language", TRANSLATED)
+def test_the_headings_of_our_settings_have_their_words(language: str) -> None:
+    """The frontend looks them up by their English."""
+    headings = {found.strip('"') for found in re.findall(r'category: \["Headroom", ("[\w ]+"|TITLE)', scripts())}
+    named = {"Make It Fit" if heading == "TITLE" else heading for heading in headings}
+    assert len(named) == 3
+    assert set(translations(language, "main.json")["settingsCategories"]) == named

@@ -281,7 +281,7 @@ def test_a_report_says_how_long_a_step_took_and_was_told_to_take() -> None:
     row = LOG.start("timed", "5", "sampling")
     row.seconds, row.outcome, row.steps, row.step_seconds, row.expected = 3.0, "done", 4, 0.5, 0.45
     text = memory_report("timed", "11", DynamicPrompt(with_headroom()), None).text
-    assert "4 calls of the model, 0.5 s each · predicted 0.5 s, -10%" in text
+    assert "4 calls of the model, 0.5 s each · predicted 0.5 s, 10% less" in text
 
 
 def test_compare_says_what_it_predicted_and_learns_from_the_model_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,6 +109,7 @@ ADVICE = {
         "give the casting of its text encoder (node 5) a storage of 4 bits (less near), or shorten",
     ),
     "loading": (PLAIN, "1", "with a cache_file"),
+    "loading on a card": (PLAIN, "1", "Make It Fit, for node 3 (KSampler) would keep less of the models on the card"),
     "other work": (PLAIN, "6", "Make It Fit, for node 3 (KSampler) would keep less of the models on the card"),
     "fitted": (graph(n3=sampler()), "3", "give that a limit of 0.7 instead of 0.85 and quality near_exact, or make"),
     "fitted, may lose": (graph(n3=sampler(), n9=fit(quality="any", limit=0.1)), "3", "already: make the picture"),

@@ -132,14 +132,19 @@ class TestWork:
 
     def test_tensors_on_a_cpu_and_all_that_is_allocated_on_cuda(self) -> None:
         predicted = Prediction(0, activations=150 * 2**20, live=101 * 2**20)
-        assert self.line(self.row(predicted=predicted)).endswith("predicted 101 MB, +1.0%")
+        assert self.line(self.row(predicted=predicted)).endswith("predicted 101 MB, 1.0% more")
         on_cuda = self.row("allocated on a card", predicted=predicted)
-        assert self.line(on_cuda).endswith("predicted 150 MB, +50.0%")
+        assert self.line(on_cuda).endswith("predicted 150 MB, 50.0% more")
+
+    def test_no_negative_number_and_no_nothing(self) -> None:
+        for live, said in ((100, "the same"), (95, "5.0% less")):
+            predicted = Prediction(0, activations=0, live=live * 2**20 - 1)
+            assert self.line(self.row(predicted=predicted)).endswith(f"predicted {live} MB, {said}")
 
     def test_a_plan_is_a_bound(self) -> None:
         planned = Prediction(0, activations=130 * 2**20, live=130 * 2**20, bound=True)
         assert self.line(self.row(predicted=planned)).endswith("planned 130 MB at most")
-        assert self.line(self.row("allocated on a card", predicted=planned)).endswith("planned 130 MB, +30.0%")
+        assert self.line(self.row("allocated on a card", predicted=planned)).endswith("planned 130 MB, 30.0% more")
 
 
 def test_the_history_of_the_allocator() -> None:

@@ -26,10 +26,12 @@ LOOKS, THEMES = ("classic", "modern"), ("dark", "light")
 LOAD = "(graph) => app.loadGraphData(graph)"
 COMMAND = "(id) => app.extensionManager.command.execute(id)"
 # As when a prompt ends so; whether one does is tested with a real one.
-RAN_OUT = """([id, kind]) => app.api.dispatchCustomEvent("execution_error", {
+RAN_OUT = """([id, kind, advice]) => app.api.dispatchCustomEvent("execution_error", {
   node_id: id, node_type: kind, prompt_id: "", executed: [], exception_type: "torch.OutOfMemoryError", traceback: [],
-  exception_message: "out of memory\\nHeadroom: Make It Fit (Headroom) in the menu Edit would help.",
+  exception_message: `out of memory\\nHeadroom: ${advice}`,
 })"""
+OF_A_SAMPLER = "Make It Fit (Headroom) in the menu Edit would help."
+OF_A_TEXT = "Layerwise Casting (text encoder) behind its loader stores it in half of the memory."
 
 
 def survey(browser: Browser, client: Client) -> Iterator[Path]:
@@ -54,7 +56,8 @@ def survey(browser: Browser, client: Client) -> Iterator[Path]:
 
 def _seen(page: Page) -> bytes:
     """As it stays: without the toasts, and nothing under the pointer."""
-    page.mouse.move(0, 899)
+    page.evaluate("app.extensionManager.toast.removeAll?.()")
+    page.mouse.move(1000, 895)
     page.wait_for_timeout(1200)
     return page.screenshot()
 
@@ -85,13 +88,18 @@ def _dialogs(page: Page) -> Iterator[tuple[str, bytes]]:
     page.keyboard.press("Escape")
     page.get_by_role("dialog").wait_for(state="detached")
     page.evaluate(DROP, (WORKFLOWS / "sd15_text_to_image.json").read_text(encoding="utf-8"))
-    page.evaluate(RAN_OUT, ["6", "KSampler"])
+    page.evaluate(RAN_OUT, ["6", "KSampler", OF_A_SAMPLER])
     page.get_by_role("dialog").first.wait_for()
     yield "dialog out of memory", _seen(page)
     page.get_by_role("button", name="Confirm").click()
-    yield "toast make it fit", _seen(page)
+    page.wait_for_timeout(1200)
+    yield "toast make it fit", page.screenshot()
+    page.evaluate(RAN_OUT, ["2", "CLIPTextEncode", OF_A_TEXT])
+    page.get_by_role("dialog").first.wait_for()
+    yield "dialog out of memory in a text", _seen(page)
+    page.keyboard.press("Escape")
     page.evaluate(LOOK_AT, "8")
-    page.evaluate(RAN_OUT, ["8", "HeadroomVAEDecode"])
+    page.evaluate(RAN_OUT, ["8", "HeadroomVAEDecode", OF_A_SAMPLER])
     yield "error on a face", _seen(page)
     page.keyboard.press("Escape")
     page.evaluate(LOOK_AT, "6")
