@@ -232,16 +232,13 @@ def local_section(plan: Plan) -> Section:
             )
             limit = "`max_error` 0.1" if most < ANY_ERROR else "no limit of error"
             rows.append(row(f"{name} from {begin:.0%}, {limit}", paint(model, chosen), reference))
-    # Core's ways to let attention see less, at the maps that the model has.
     tiles = importlib.import_module("comfy_extras.nodes_hypertile").HyperTile
-    merged = importlib.import_module("comfy_extras.nodes_tomesd").TomePatchModel
-    cores = {
-        "core's HyperTile, tiles of 64 px": tiles.execute(load(), 64, 2, 1, False)[0],
-        "core's ToMe, 30 % merged": merged.execute(load(), 0.3)[0],
-        "core's ToMe, half merged": merged.execute(load(), 0.5)[0],
-    }
-    rows += [row(name, paint(model, chosen), reference) for name, model in cores.items()]
+    (tiled,) = tiles.execute(load(), tile_size=64, swap_size=2, max_depth=1, scale_depth=False)
+    rows.append(row("core's HyperTile, tiles of 64 px", paint(tiled, chosen), reference))
     section.table(("pattern", "dB, median", "dB, lowest tenth", "obeyed"), rows)
+    section.parts.append(
+        "Core's ToMe merges tokens of maps as large as the latent alone, where this model has no attention."
+    )
     return section
 
 
