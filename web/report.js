@@ -43,16 +43,18 @@ function addText(node, text) {
 
 const textOf = (node) => node?.widgets?.find(({ name }) => name === WIDGET);
 
+/** What the browser calls a node in its tables of pictures. */
+const placeOf = ({ id, graph }) => (graph === app.rootGraph ? id : `${graph.id}:${id}`);
+
 /** Lets the last preview of a node go, which the browser would take for the video that it shows instead. */
-function dropPreview({ id, graph }) {
-  delete app.nodePreviewImages?.[graph === app.rootGraph ? id : `${graph.id}:${id}`];
+function dropPreview(node) {
+  delete app.nodePreviewImages?.[placeOf(node)];
 }
 
 /** Takes a file that no browser plays off what the browser shows; the history has it. */
-function dropUnplayed({ id, graph }, output) {
+function dropUnplayed(node, output) {
   if (!output?.images?.some(({ filename }) => filename.endsWith(".mkv"))) return;
-  const kept = app.nodeOutputs?.[graph === app.rootGraph ? id : `${graph.id}:${id}`];
-  for (const one of [output, kept]) {
+  for (const one of [output, app.nodeOutputs?.[placeOf(node)]]) {
     delete one?.images;
     delete one?.animated;
   }
@@ -83,12 +85,14 @@ function behind(node, found = new Set()) {
   return found;
 }
 
-/** What a row's work took: a card's own count, or the process's, in which Python and every other model are too. */
+/**
+ * What a row's work took: by a card's own count, as the plan above has it; else the process's, in which Python and every
+ * other model are too, and what was beyond the weights.
+ */
 function sizesOf({ measured: { highest, source }, live_bytes: live, predicted }) {
   const peak = bytes(highest);
-  const whole = source.startsWith("allocated")
-    ? say("peak", `peak ${peak}`, { peak })
-    : say("peak_of_process", `peak ${peak} of ComfyUI in all`, { peak });
+  if (source.startsWith("allocated")) return say("peak", `peak ${peak}`, { peak });
+  const whole = say("peak_of_process", `peak ${peak} of ComfyUI in all`, { peak });
   if (!live || !predicted || predicted.bound) return whole;
   const [measured, expected] = [live, predicted.live].map(bytes);
   return `${whole}; ${say("beyond_weights", `beyond the weights ${measured}, predicted ${expected}`, { measured, expected })}`;

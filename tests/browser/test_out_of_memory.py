@@ -51,18 +51,28 @@ def dialog(page: Page) -> Locator:
     return page.get_by_role("dialog").filter(has_text=TITLE)
 
 
-def test_it_is_offered_and_put_in_with_one_click(page: Page, pid: int) -> None:
-    opened(page, too_large())
-    before = page.evaluate(KINDS)
+def offered(page: Page, pid: int) -> str:
+    """What is said once the open workflow has run out of memory."""
     with short_of_memory(pid):
         assert "can't allocate memory" in page.evaluate(RUN)
     dialog(page).wait_for()
-    said = dialog(page).inner_text()
-    assert "Node 5 (KSampler) ran out of memory. Make It Fit picks settings that fit this card" in said
-    assert "node 8, Make It Fit, for node 5 (KSampler)" in said
+    return dialog(page).inner_text()
+
+
+def put_in(page: Page) -> None:
+    """One click, and what it puts in is there."""
     dialog(page).get_by_role("button", name="Confirm").click()
     toast(page, "1 node inserted").wait_for()
     settled(page)
+
+
+def test_it_is_offered_and_put_in_with_one_click(page: Page, pid: int) -> None:
+    opened(page, too_large())
+    before = page.evaluate(KINDS)
+    said = offered(page, pid)
+    assert "Node 5 (KSampler) ran out of memory. Make It Fit picks settings that fit this card" in said
+    assert "node 8, Make It Fit, for node 5 (KSampler)" in said
+    put_in(page)
     assert "HeadroomFit" in page.evaluate(KINDS)
     assert page.evaluate(SELECTED) == ["HeadroomFit"]
     page.keyboard.press("ControlOrMeta+Z")
@@ -79,15 +89,10 @@ def too_long() -> dict[str, Any]:
 
 def test_a_text_encoder_is_cast_with_one_click(page: Page, pid: int) -> None:
     opened(page, too_long())
-    with short_of_memory(pid):
-        assert "can't allocate memory" in page.evaluate(RUN)
-    dialog(page).wait_for()
-    said = dialog(page).inner_text()
+    said = offered(page, pid)
     assert "Node 2 (CLIPTextEncode) ran out of memory. Layerwise Casting (text encoder) keeps the text" in said
     assert "node 8, Layerwise Casting (text encoder), for node 2 (CLIPTextEncode)" in said
-    dialog(page).get_by_role("button", name="Confirm").click()
-    toast(page, "1 node inserted").wait_for()
-    settled(page)
+    put_in(page)
     assert page.evaluate(SELECTED) == ["HeadroomCastCLIP"]
     page.keyboard.press("ControlOrMeta+Z")
     page.wait_for_function("!app.rootGraph.nodes.some(({ comfyClass }) => comfyClass === 'HeadroomCastCLIP')")
@@ -109,12 +114,8 @@ def too_large_to_decode() -> dict[str, Any]:
 @pytest.mark.parametrize("view", ["classic"])
 def test_a_decode_is_offered_strips(page: Page, pid: int) -> None:
     opened(page, too_large_to_decode())
-    with short_of_memory(pid):
-        assert "can't allocate memory" in page.evaluate(RUN)
-    dialog(page).wait_for()
-    assert "node 8, Low-Memory VAE (exact), for node 6 (VAEDecode)" in dialog(page).inner_text()
-    dialog(page).get_by_role("button", name="Confirm").click()
-    toast(page, "1 node inserted").wait_for()
+    assert "node 8, Low-Memory VAE (exact), for node 6 (VAEDecode)" in offered(page, pid)
+    put_in(page)
     assert page.evaluate(SELECTED) == ["HeadroomVAE"]
 
 
