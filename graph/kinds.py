@@ -42,7 +42,10 @@ ENCODES = ("VAEEncode", "VAEEncodeTiled", OUR_ENCODE)
 NO_CODING = (FIT, VAE, ESTIMATE, COMPARE, REPORT, "VAESave", "CheckpointSave")
 NO_PICTURES = ("Audio", "Hunyuan3D", "Trellis")  # in the names of nodes whose VAE makes no pictures
 # What people read on the nodes that are put into a workflow.
-TITLES = {FIT: "Make It Fit", VAE: "Low-Memory VAE (exact)", CAST_CLIP: "Layerwise Casting (text encoder)"}
+TITLES = {
+    FIT: "Make It Fit", VAE: "Low-Memory VAE (exact)", CAST_CLIP: "Layerwise Casting (text encoder)",
+    TRAINING: "Training Memory",
+}  # fmt: skip
 # Loaders of VAEs, and at which output each gives one.
 VAE_LOADERS = {
     "VAELoader": 0, "CheckpointLoaderSimple": 2, "CheckpointLoader": 2, "ImageOnlyCheckpointLoader": 2,

@@ -5,9 +5,23 @@ import { say } from "./words.js";
 
 const OFFER = "Headroom.OutOfMemory.Offer";
 const ADVICE = /^Headroom: .*Make It Fit \(Headroom\)/m; // the command is what helps; of other ways the error tells
-const CASTS = /^Headroom: .*Layerwise Casting \(text encoder\)/m; // a node's text, which Make It Fit does not plan
 const PROMISE_OF_CASTING =
   "Layerwise Casting (text encoder) keeps the text encoder's weights in 8 bits, about half of 16. The picture changes slightly.";
+const PROMISE_OF_CHECKPOINTS =
+  "Training Memory computes each block of the model again instead of keeping it. The gradients are the same; a step takes longer.";
+/** What helps a node that Make It Fit does not plan: by which words of the advice, what the server is asked, what is promised. */
+const REMEDIES = [
+  {
+    advice: /^Headroom: .*Layerwise Casting \(text encoder\) behind/m,
+    asked: "text_node",
+    promise: () => say("promise_of_casting", PROMISE_OF_CASTING),
+  },
+  {
+    advice: /^Headroom: .*Training Memory in front of it/m,
+    asked: "train_node",
+    promise: () => say("promise_of_checkpoints", PROMISE_OF_CHECKPOINTS),
+  },
+];
 const PROMISE =
   "Make It Fit picks settings that fit this card without changing the picture; if none do, it stops and says what you would need.";
 const PROMISE_OF_QUALITY =
@@ -23,16 +37,16 @@ function isOpen({ node_id, node_type }) {
 
 async function offer({ detail }) {
   const message = detail?.exception_message ?? "";
-  const casts = CASTS.test(message);
-  if (!casts && !ADVICE.test(message)) return;
+  const remedy = REMEDIES.find(({ advice }) => advice.test(message));
+  if (!remedy && !ADVICE.test(message)) return;
   if (!app.extensionManager.setting.get(OFFER) || !isOpen(detail)) return;
-  const answer = await fitted(casts ? { text_node: String(detail.node_id) } : {}).catch(() => undefined);
+  const answer = await fitted(remedy ? { [remedy.asked]: String(detail.node_id) } : {}).catch(() => undefined);
   if (!answer?.changed.length) return; // nothing to put in: the error itself says what to do
   const { node_id: node, node_type: kind } = detail;
   const ran = say("ran_out", `Node ${node} (${kind}) ran out of memory.`, { node, kind });
   const wanted = await app.extensionManager.dialog.confirm({
     title: say("out_of_memory", "Out of memory: make it fit?"),
-    message: [ran, casts ? say("promise_of_casting", PROMISE_OF_CASTING) : promise(), say("confirm", "Confirm to add:")].join(" "),
+    message: [ran, remedy ? remedy.promise() : promise(), say("confirm", "Confirm to add:")].join(" "),
     itemList: linesOf(answer, "changed"),
     hint: say("then_queue", "Then queue it again. One undo takes it out."),
   });
@@ -46,7 +60,7 @@ app.registerExtension({
       id: OFFER,
       category: ["Headroom", "Out of memory", "Offer"],
       name: "Offer Make It Fit when a prompt runs out of memory",
-      tooltip: "Of a text encoder, its Layerwise Casting is offered. Without it the error still says what would help.",
+      tooltip: "Of a text encoder, its Layerwise Casting is offered; of a training, Training Memory. Without it the error still says what would help.",
       type: "boolean",
       defaultValue: true,
     },

@@ -11,9 +11,9 @@ from ..kinds import TITLES
 from ..litegraph import UIWorkflow
 from ..prompt import Prompt, links
 from ..settings import FitSettings
-from .insert_ui import insert_cast_into_ui, insert_into_ui
+from .insert_ui import insert_into_ui, insert_remedy_into_ui
 from .plan import FitPlan, Seen, plan_fit
-from .text_encoder import plan_cast
+from .remedies import REMEDIES
 from .told import Told
 
 
@@ -56,23 +56,25 @@ def insert_fit(workflow: dict[str, Any], settings: FitSettings | None = None, ca
     return _inserted(workflow, plans)
 
 
-def insert_cast(workflow: dict[str, Any], number: str, called: Called = WORKFLOW) -> Inserted:
-    """Puts a HeadroomCastCLIP behind the text encoder of a node, for all that read it; nothing where one is already.
+def insert_remedy(workflow: dict[str, Any], asked: str, number: str, called: Called = WORKFLOW) -> Inserted:
+    """Puts in what helps one node, and nothing where that is already: for ``text_node`` a HeadroomCastCLIP behind its
+    text encoder's loader, for all that read it; for ``train_node`` a HeadroomTraining in front of it.
 
     Args:
         workflow: in the API format (nodes by id) or the browser's; not changed.
-        number: the node whose text ran out of memory, as ComfyUI's error has it ("12:5" in a subgraph).
+        asked: which of the two.
+        number: the node that ran out of memory, as ComfyUI's error has it ("12:5" in a subgraph).
         called: what the workflow is called in sentences.
 
     Raises:
         BadWorkflow: it is in neither format, or not whole.
-        ValueError: there is no such node, or it reads no text encoder.
+        ValueError: there is no such node, or it reads no text encoder or trains no model.
     """
     workflow = copy.deepcopy(workflow)
     if is_ui(workflow):
-        return _inserted(workflow, insert_cast_into_ui(UIWorkflow(workflow, called), number))
+        return _inserted(workflow, insert_remedy_into_ui(UIWorkflow(workflow, called), asked, number))
     check_api(workflow, called)
-    plan = plan_cast(_all_seen(workflow), number, _free(workflow))
+    plan = REMEDIES[asked](_all_seen(workflow), number, _free(workflow))
     _write(workflow, plan)
     return _inserted(workflow, [plan])
 

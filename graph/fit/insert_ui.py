@@ -5,26 +5,33 @@ from __future__ import annotations
 from typing import Any
 
 from ..formats import LINK_NAMES, as_number
-from ..kinds import CAST_CLIP, FIT, VAE
+from ..kinds import CAST_CLIP, FIT, TRAINING, VAE
 from ..litegraph import BYPASSED, INPUTS, MUTED, VIRTUAL, Instance, Link, NodeData, UIGraph, UIWorkflow, slot_of
 from ..prompt import Output
 from ..settings import FitSettings
 from ..sources import Sources
 from .places import free_place
 from .plan import Added, FitPlan, Seen, plan_fit
-from .text_encoder import CLIP, plan_cast
+from .remedies import REMEDIES
 
 TYPES = {
     "model": "MODEL", "vae": "VAE", "samples": "LATENT", "positive": "CONDITIONING", "negative": "CONDITIONING",
     "clip": "CLIP",
 }  # fmt: skip
-SOCKETS = {FIT: ("model", "vae", "samples", "positive", "negative"), VAE: ("vae",), CAST_CLIP: ("clip",)}
+SOCKETS = {
+    FIT: ("model", "vae", "samples", "positive", "negative"), VAE: ("vae",), CAST_CLIP: ("clip",),
+    TRAINING: ("model",),
+}  # fmt: skip
 OUTPUTS = {
     FIT: (("MODEL", "MODEL"), ("VAE", "VAE"), ("plan", "STRING"), ("chart", "IMAGE")),
     VAE: (("VAE", "VAE"),),
     CAST_CLIP: (("CLIP", "CLIP"), ("report", "STRING")),
+    TRAINING: (("MODEL", "MODEL"), ("report", "STRING")),
 }
-SIZES = {FIT: (560.0, 470.0), VAE: (300.0, 300.0), CAST_CLIP: (390.0, 350.0)}  # what a plan or a report needs
+# What a plan or a report needs.
+SIZES = {
+    FIT: (560.0, 470.0), VAE: (300.0, 300.0), CAST_CLIP: (390.0, 350.0), TRAINING: (560.0, 400.0),
+}  # fmt: skip
 # Where cfg stands among the saved widgets, from the end: a control behind the seed may be there or not.
 CFG_FROM_END = {"KSampler": 4, "KSamplerAdvanced": 6, "SamplerCustom": 1, "CFGGuider": 1}
 
@@ -46,20 +53,21 @@ def insert_into_ui(workflow: UIWorkflow, settings: FitSettings) -> list[FitPlan]
     return [*insertion.plans.values(), plan]
 
 
-def insert_cast_into_ui(workflow: UIWorkflow, path: str) -> list[FitPlan]:
-    """Casts the text encoder of a node, in the graph that loads it. The workflow's JSON object is changed.
+def insert_remedy_into_ui(workflow: UIWorkflow, asked: str, path: str) -> list[FitPlan]:
+    """Puts in what helps one node; a text encoder is cast in the graph that loads it. Its JSON object is changed.
 
     Args:
         workflow: whole.
+        asked: one of :data:`~.remedies.REMEDIES`.
         path: the node's id, behind those of the subgraphs that it is in: "12:5".
 
     Raises:
         BadWorkflow: it uses group nodes, or is not whole.
-        ValueError: there is no such node, or it reads no text encoder.
+        ValueError: there is no such node, or it is of another kind.
     """
     for _ in workflow.places():  # raises for what is not supported
         pass
-    return [_Insertion(workflow, None).cast(path)]
+    return [_Insertion(workflow, None).remedy(asked, path)]
 
 
 class _Insertion:
@@ -79,24 +87,24 @@ class _Insertion:
         self._write(graph, plan)
         return plan
 
-    def cast(self, path: str) -> FitPlan:
-        """Plans and writes the casting of a node's text encoder."""
+    def remedy(self, asked: str, path: str) -> FitPlan:
+        """Plans and writes what helps a node; what is to be around its subgraph goes there."""
         *inside, number = path.split(":")
         graphs = [self.workflow.root]
         for one in inside:
             kind = graphs[-1].nodes.get(one, {}).get("type", "")
             if kind not in self.workflow.subgraphs:
-                raise ValueError(f"text_node: there is no subgraph {one}; send the node's id as ComfyUI's error has it")
+                raise ValueError(f"{asked}: there is no subgraph {one}; send the node's id as ComfyUI's error has it")
             graphs.append(self.workflow.subgraphs[kind])
-        name = CLIP
+        name: tuple[str, ...] = ()  # the input, around a subgraph
         while True:
             graph = graphs.pop()
             around = (INPUTS, graph.name) if graphs else ("", "")
-            plan = plan_cast(self._all_seen(graph), number, 1 + self._last("node"), *around, name)
+            plan = REMEDIES[asked](self._all_seen(graph), number, 1 + self._last("node"), *around, *name)
             if not plan.wanted:
                 self._write(graph, plan)
                 return plan
-            number, name = inside.pop(), graph.slot("inputs", plan.wanted.pop())["name"]
+            number, name = inside.pop(), (graph.slot("inputs", plan.wanted.pop())["name"],)
 
     def _all_seen(self, graph: UIGraph) -> dict[str, Seen]:
         """The nodes of a graph that run."""

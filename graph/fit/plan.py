@@ -48,7 +48,7 @@ class Added:
 
     Attributes:
         number: its id.
-        kind: HeadroomFit, HeadroomVAE or HeadroomCastCLIP.
+        kind: HeadroomFit, HeadroomVAE, HeadroomCastCLIP or HeadroomTraining.
         beside: the node it is for.
         links: its connected inputs.
         widgets: the values of its widgets, in the node's order.

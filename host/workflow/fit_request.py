@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...graph.fit.insert import Inserted, insert_cast, insert_fit
+from ...graph.fit.insert import Inserted, insert_fit, insert_remedy
+from ...graph.fit.remedies import REMEDIES
 from ...graph.fit.told import Told
 from ...graph.formats import WORKFLOW, check_sent, is_ui
 from ...graph.kinds import FIT
 from ...graph.settings import SETTINGS, FitSettings, check_names
 
-TEXT_NODE = "text_node"
-
 
 def fit_workflow(asked: dict[str, Any]) -> dict[str, Any]:
     """What a request asks for: ``workflow``, in either format, and optionally the settings of Make It Fit; or
-    ``text_node``, whose text encoder is cast instead.
+    ``text_node``, whose text encoder is cast instead, or ``train_node``, whose model is put behind checkpoints.
 
     Returns:
         ``workflow`` in the format it came in, ``changed`` (a line per node that was added), ``notes`` (what was left
@@ -25,15 +24,18 @@ def fit_workflow(asked: dict[str, Any]) -> dict[str, Any]:
         ValueError: something makes no sense, named with what to send instead.
     """
     check_sent(asked.get("workflow"), WORKFLOW)
-    check_names(asked, ("workflow", *SETTINGS, TEXT_NODE))
-    settings = FitSettings(**{name: value for name, value in asked.items() if name not in ("workflow", TEXT_NODE)})
+    check_names(asked, ("workflow", *SETTINGS, *REMEDIES))
+    settings = FitSettings(**{name: value for name, value in asked.items() if name in SETTINGS})
     settings.check()
-    if TEXT_NODE not in asked:
+    wanted = [name for name in REMEDIES if name in asked]
+    if len(wanted) > 1:
+        raise ValueError(f"{' and '.join(wanted)}: send one of them")
+    if not wanted:
         inserted = insert_fit(asked["workflow"], settings)
-    elif isinstance(number := asked[TEXT_NODE], str):
-        inserted = insert_cast(asked["workflow"], number)
+    elif isinstance(number := asked[wanted[0]], str):
+        inserted = insert_remedy(asked["workflow"], wanted[0], number)
     else:
-        raise ValueError(f'{TEXT_NODE}: has to be a string, a node\'s id such as "6" or, in a subgraph, "12:5"')
+        raise ValueError(f'{wanted[0]}: has to be a string, a node\'s id such as "6" or, in a subgraph, "12:5"')
     lines: dict[str, tuple[Told, ...]] = {
         "summary": (_summary(inserted),), "changed": inserted.added, "notes": inserted.notes,
     }  # fmt: skip

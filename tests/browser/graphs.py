@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from headroom.tools.server.client import Client, Workflow
@@ -43,3 +44,17 @@ def our_nodes(client: Client) -> dict[str, dict[str, Any]]:
     """Definitions of the pack's nodes by id."""
     every = client.object_info()
     return {name: about for name, about in every.items() if about["category"].partition("/")[0] == "headroom"}
+
+
+def ran(client: Client, workflow: Workflow) -> dict[str, Any]:
+    """Runs a workflow for nobody's page: what each node sent to its face, by id.
+
+    To wait for its messages takes an event loop, and Playwright has this thread's.
+    """
+    prompt = client.submit(workflow)
+    deadline = time.monotonic() + 300
+    while not (found := client.history(prompt)):
+        assert time.monotonic() < deadline, "the prompt did not end"
+        time.sleep(0.1)
+    assert found["status"]["status_str"] == "success", found["status"]
+    return dict(found["outputs"])

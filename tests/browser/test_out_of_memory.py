@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -12,8 +12,10 @@ import pytest
 from headroom.tests.host.short_of_memory import short_of_memory
 from headroom.tests.host.ui_workflows import graph, text_to_image, ui_node
 from headroom.tests.host.workflows import text_to_image as small
+from headroom.tools.templates.template import WORKFLOWS
 
-from .in_page import RUN, TITLE_OF
+from .graphs import ran
+from .in_page import DROP, RUN, TITLE_OF
 from .test_make_it_fit import HAS_FIT, KINDS, opened, settled, toast
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
     from headroom.tools.server.client import Client
 
+API = WORKFLOWS / "api"
 OFFER, TITLE = "Headroom.OutOfMemory.Offer", "Out of memory: make it fit?"
 SET = "([id, value]) => app.extensionManager.setting.set(id, value)"
 SELECTED = "() => [...app.canvas.selectedItems].map(({ comfyClass }) => comfyClass)"
@@ -30,11 +33,7 @@ ITEM = "Make It Fit (Headroom)"
 @pytest.fixture
 def pid(client: Client) -> int:
     """The server's process: who listens there. It has the model."""
-    prompt = client.submit(
-        small()
-    )  # to wait for it by its messages takes an event loop, and Playwright has this thread's
-    while prompt not in client.get(f"/history/{prompt}"):
-        time.sleep(0.1)
+    ran(client, small())
     port = urlsplit(client.url).port
     listening = (one for one in psutil.net_connections("tcp") if one.status == psutil.CONN_LISTEN)
     return next(int(one.pid) for one in listening if one.laddr.port == port and one.pid)
@@ -54,7 +53,7 @@ def dialog(page: Page) -> Locator:
 def offered(page: Page, pid: int) -> str:
     """What is said once the open workflow has run out of memory."""
     with short_of_memory(pid):
-        assert "can't allocate memory" in page.evaluate(RUN)
+        assert "allocate memory" in page.evaluate(RUN)  # as torch or the system says it
     dialog(page).wait_for()
     return dialog(page).inner_text()
 
@@ -96,6 +95,32 @@ def test_a_text_encoder_is_cast_with_one_click(page: Page, pid: int) -> None:
     assert page.evaluate(SELECTED) == ["HeadroomCastCLIP"]
     page.keyboard.press("ControlOrMeta+Z")
     page.wait_for_function("!app.rootGraph.nodes.some(({ comfyClass }) => comfyClass === 'HeadroomCastCLIP')")
+
+
+def too_large_to_train() -> dict[str, Any]:
+    """In the API format: node 7 trains, by the settings of the template."""
+    prompt: dict[str, Any] = json.loads((API / "train_lora.json").read_text(encoding="utf-8"))
+    train, text, loader = (prompt[number] for number in ("7", "5", "1"))
+    train["inputs"] |= {"model": ["1", 0], "latents": ["4", 0], "positive": ["5", 0]}
+    latent = {"class_type": "EmptyLatentImage", "inputs": {"width": 512, "height": 512, "batch_size": 4}}
+    return {"1": loader, "4": latent, "5": text, "7": train, "8": prompt["8"]}
+
+
+def test_a_training_gets_its_checkpoints_with_one_click(page: Page, pid: int) -> None:
+    page.evaluate(DROP, json.dumps(too_large_to_train()))
+    page.wait_for_function("app.rootGraph.nodes.length === 5")
+    settled(page)
+    said = offered(page, pid)
+    assert "Node 7 (TrainLoraNode) ran out of memory. Training Memory computes each block of the model again" in said
+    assert "node 9, Training Memory, for node 7 (TrainLoraNode)" in said
+    put_in(page)
+    assert page.evaluate(SELECTED) == ["HeadroomTraining"]
+    sent = page.evaluate("app.graphToPrompt().then(({ output }) => output)")
+    assert sent["7"]["inputs"]["model"] == ["9", 0]
+    plan = {"plan": "every block", "blocks": "all", "checkpoints_in_ram": False}
+    assert sent["9"]["inputs"] == {"model": ["1", 0]} | plan
+    page.keyboard.press("ControlOrMeta+Z")
+    page.wait_for_function("!app.rootGraph.nodes.some(({ comfyClass }) => comfyClass === 'HeadroomTraining')")
 
 
 def too_large_to_decode() -> dict[str, Any]:

@@ -48,6 +48,7 @@ CODES: dict[str, tuple[str, ...]] = {
     "added": (*LINE, "other", "other_kind"), "left_alone": LINE, "in_subgraph": ("subgraph",), "why_guider": (),
     "why_guider_shared": ("guider",), "why_not_connected": ("input",), "why_no_vae": (), "why_no_vae_in_it": (),
     "why_cast_already": (),
+    "why_checkpoints_already": (),
     "inserted": ("count",), "nothing_inserted": (), "fitted_already": (), "nothing_to_fit": (),
     "circle": ("node",), "nothing_to_predict": (), "nothing_followed": ("why",),
 }  # fmt: skip

@@ -78,7 +78,7 @@ class TestEstimate:
             assert found["activations_gb"] == pytest.approx(stage.activations / GB, rel=0.02)  # it has other threads
             assert found["weights_gb"] == stage.weights / GB
         assert answer["allowed_gb"] == 4
-        assert answer["text"].splitlines()[1] == "fits, with all weights on the card"
+        assert answer["text"].splitlines()[1] == "fits, with all weights in memory"
 
     def test_another_card(self, client: Client) -> None:
         workflow = text_to_image(side=256)
@@ -217,6 +217,8 @@ class TestFit:
             ({"workflow": text_to_image(), "text_node": 2}, "text_node: has to be a string, a node's id such as"),
             ({"workflow": text_to_image(), "text_node": "5"}, "text_node: node 5 "),
             ({"workflow": text_to_image(), "text_node": "7:5"}, "text_node: there is no "),
+            ({"workflow": text_to_image(), "train_node": "5"}, "train_node: node 5 "),
+            ({"workflow": text_to_image(), "text_node": "2", "train_node": "5"}, "text_node and train_node: send one"),
             ({"workflow": text_to_image(), "ram_gb": 8}, "'ram_gb' is not known; choose from workflow, quality, vram_"),
         ],
     )

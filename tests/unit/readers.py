@@ -9,11 +9,13 @@ import struct
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from headroom.graph.fit.insert import insert_cast, insert_fit
+from headroom.graph.fit.insert import insert_fit, insert_remedy
+from headroom.graph.fit.remedies import REMEDIES
 from headroom.graph.formats import PROMPT, WORKFLOW, check_api, check_sent, is_ui
 from headroom.graph.prompt import in_order, parents_in
 from headroom.graph.to_api import to_api
@@ -123,15 +125,15 @@ def fit_as_the_route_does(content: Any) -> None:
     insert_fit(content)
 
 
-def cast_as_the_route_does(content: Any) -> None:
+def help_one_as_the_route_does(content: Any) -> None:
     """Of a node that the undamaged workflows have: 2 encodes a text, in one of them within subgraph 20."""
     check_sent(content, WORKFLOW)
-    for number in ("2", "20:2"):
+    for asked, number in product(REMEDIES, ("2", "20:2")):
         try:
-            insert_cast(content, number)
+            insert_remedy(content, asked, number)
         except ValueError as error:
-            if not str(error).startswith("text_node: "):
+            if not str(error).startswith(f"{asked}: "):
                 raise
 
 
-WAYS = (read_as_everybody_does, fit_as_the_route_does, cast_as_the_route_does)
+WAYS = (read_as_everybody_does, fit_as_the_route_does, help_one_as_the_route_does)

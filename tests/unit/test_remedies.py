@@ -1,18 +1,27 @@
-"""A text encoder that ran out of memory is cast: for all that read it, in both formats, once."""
+"""What helps one node, in both formats, once: a text encoder is cast, a training gets its checkpoints."""
 
 from __future__ import annotations
 
 import copy
+import json
 from typing import Any
 
 import pytest
 
-from headroom.graph.fit.insert import insert_cast, insert_fit
+from headroom.graph.fit.insert import Inserted, insert_fit, insert_remedy
 from headroom.graph.prompt import Prompt, links
 
 from ..host.ui_workflows import consistent, graph, in_a_subgraph, node_of, text_to_image, ui_node
 
-CAST = "HeadroomCastCLIP"
+CAST, TRAINING = "HeadroomCastCLIP", "HeadroomTraining"
+
+
+def with_cast(workflow: dict[str, Any], number: str) -> Inserted:
+    return insert_remedy(workflow, "text_node", number)
+
+
+def checkpointed(workflow: dict[str, Any], number: str) -> Inserted:
+    return insert_remedy(workflow, "train_node", number)
 
 
 def api(**more: Any) -> Prompt:
@@ -29,7 +38,7 @@ def api(**more: Any) -> Prompt:
 def test_all_that_read_it_read_the_cast_one_and_nothing_else_is_changed() -> None:
     prompt = api()
     before = copy.deepcopy(prompt)
-    inserted = insert_cast(prompt, "3")
+    inserted = with_cast(prompt, "3")
     assert prompt == before
     assert inserted.added == ("node 6, Layerwise Casting (text encoder), for node 3 (CLIPTextEncode)",)
     changed = dict(inserted.workflow)
@@ -44,15 +53,15 @@ def test_all_that_read_it_read_the_cast_one_and_nothing_else_is_changed() -> Non
 
 def test_what_saves_it_saves_what_was_loaded() -> None:
     saves = {"class_type": "CLIPSave", "inputs": {"clip": ["1", 1], "filename_prefix": "x"}}
-    assert insert_cast(api(s=saves), "3").workflow["s"] == saves
+    assert with_cast(api(s=saves), "3").workflow["s"] == saves
 
 
 def test_what_is_cast_already_is_left_alone() -> None:
-    once = insert_cast(api(), "3").workflow
-    again = insert_cast(once, "4")
+    once = with_cast(api(), "3").workflow
+    again = with_cast(once, "4")
     assert again.workflow == once
     assert again.notes == ("node 4 (CLIPTextEncode) is left alone: its text encoder is cast already",)
-    assert insert_cast(once, "3").workflow == once  # a LoRA is between
+    assert with_cast(once, "3").workflow == once  # a LoRA is between
 
 
 @pytest.mark.parametrize(
@@ -64,14 +73,14 @@ def test_what_is_cast_already_is_left_alone() -> None:
 )
 def test_bad_input(number: str, sentence: str) -> None:
     with pytest.raises(ValueError, match=r"^text_node: ") as raised:
-        insert_cast(api(), number)
+        with_cast(api(), number)
     assert str(raised.value).startswith(sentence)
     with pytest.raises(ValueError, match=r"^text_node: there is no subgraph 7; send the node's id as ComfyUI's error"):
-        insert_cast(text_to_image(), "7:3")
+        with_cast(text_to_image(), "7:3")
 
 
 def test_in_the_browsers_format() -> None:
-    workflow = insert_cast(text_to_image(), "2").workflow
+    workflow = with_cast(text_to_image(), "2").workflow
     consistent(workflow)
     cast = node_of(workflow, 8)
     assert cast["type"] == CAST
@@ -84,7 +93,7 @@ def test_in_the_browsers_format() -> None:
 
 def test_in_a_subgraph_by_the_path_of_the_hosts_error() -> None:
     workflow = in_a_subgraph(text_to_image())
-    inserted = insert_cast(workflow, "20:3")
+    inserted = with_cast(workflow, "20:3")
     assert inserted.added == (
         "node 21, Layerwise Casting (text encoder), for node 3 (CLIPTextEncode) in subgraph Lighthouse",
     )
@@ -125,7 +134,7 @@ def with_the_loader_outside() -> dict[str, Any]:
 
 
 def test_what_comes_into_a_subgraph_is_cast_where_it_comes_from() -> None:
-    inserted = insert_cast(with_the_loader_outside(), "20:3")
+    inserted = with_cast(with_the_loader_outside(), "20:3")
     workflow = inserted.workflow
     consistent(workflow)
     assert inserted.added == ("node 21, Layerwise Casting (text encoder), for node 20 (Prompts)",)
@@ -134,6 +143,87 @@ def test_what_comes_into_a_subgraph_is_cast_where_it_comes_from() -> None:
     assert rows[node_of(workflow, 21)["inputs"][0]["link"]][1:3] == [1, 1]
     for number in (4, 20):
         assert rows[node_of(workflow, number)["inputs"][0]["link"]][1:3] == [21, 0]
-    again = insert_cast(workflow, "20:2")
+    again = with_cast(workflow, "20:2")
     assert again.workflow == workflow
     assert again.notes
+
+
+def training(**more: Any) -> Prompt:
+    nodes: Prompt = {
+        "1": {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": "x"}},
+        "2": {"class_type": "LoraLoader", "inputs": {"model": ["1", 0], "clip": ["1", 1], "lora_name": "y"}},
+        "3": {"class_type": "TrainLoraNode", "inputs": {"model": ["2", 0], "rank": 8}},
+        "4": {"class_type": "KSampler", "inputs": {"model": ["2", 0], "cfg": 4.0}},
+    }
+    return nodes | more
+
+
+def test_what_is_trained_is_behind_checkpoints_and_what_is_sampled_is_not() -> None:
+    prompt = training()
+    before = copy.deepcopy(prompt)
+    inserted = checkpointed(prompt, "3")
+    assert prompt == before
+    assert inserted.added == ("node 5, Training Memory, for node 3 (TrainLoraNode)",)
+    changed = dict(inserted.workflow)
+    added = changed.pop("5")
+    assert added["class_type"] == TRAINING
+    assert added["inputs"] == {"model": ["2", 0], "plan": "every block", "blocks": "all", "checkpoints_in_ram": False}
+    before["3"]["inputs"]["model"] = ["5", 0]
+    assert changed == before
+    again = checkpointed(inserted.workflow, "3")
+    assert again.workflow == inserted.workflow
+    assert again.notes == ("node 3 (TrainLoraNode) is left alone: its model is behind checkpoints already",)
+
+
+def test_a_prediction_of_the_training_knows_the_plan() -> None:
+    prompt = training(e={"class_type": "HeadroomTrainingEstimate", "inputs": {"model": ["2", 0], "rank": 8}})
+    prompt["3"]["inputs"]["model"] = ["e", 0]
+    changed = checkpointed(prompt, "3").workflow
+    assert changed["5"]["inputs"]["model"] == ["2", 0]
+    assert changed["e"]["inputs"]["model"] == ["5", 0]
+    assert changed["3"] == prompt["3"]
+
+
+def test_checkpoints_further_up_are_found() -> None:
+    prompt = training(t={"class_type": TRAINING, "inputs": {"model": ["1", 0], "plan": "every block"}})
+    prompt["2"]["inputs"]["model"] = ["t", 0]
+    assert checkpointed(prompt, "3").workflow == prompt
+
+
+@pytest.mark.parametrize("number", ["4", "9", "7:3"])
+def test_only_what_trains_is_taken(number: str) -> None:
+    with pytest.raises(ValueError, match=r"^train_node: "):
+        checkpointed(training(), number)
+
+
+def test_a_training_in_the_browsers_format() -> None:
+    workflow = graph(
+        [
+            ui_node(1, "CheckpointLoaderSimple", {}, "MODEL CLIP VAE", widgets_values=["x"]),
+            ui_node(3, "TrainLoraNode", {"model": "MODEL"}, "LORA"),
+            ui_node(4, "KSampler", {"model": "MODEL"}, "LATENT"),
+        ],
+        (1, 0, 3, "model"), (1, 0, 4, "model"),
+    )  # fmt: skip
+    inserted = checkpointed(workflow, "3").workflow
+    consistent(inserted)
+    rows = {row[0]: row for row in inserted["links"]}
+    added = node_of(inserted, 5)
+    assert added["type"] == TRAINING
+    assert added["widgets_values"] == ["every block", "all", False]
+    begins = {number: rows[node_of(inserted, number)["inputs"][0]["link"]][1] for number in (3, 4, 5)}
+    assert begins == {3: 5, 4: 1, 5: 1}
+
+
+def test_a_training_in_a_subgraph_whose_model_comes_from_around() -> None:
+    text = json.dumps(with_the_loader_outside()).replace("CLIPTextEncode", "TrainLoraNode")
+    workflow = json.loads(text.replace("CLIP", "MODEL").replace('"clip"', '"model"'))
+    inserted = checkpointed(workflow, "20:3").workflow
+    consistent(inserted)
+    (inside,) = inserted["definitions"]["subgraphs"]
+    added = next(node for node in inside["nodes"] if node["type"] == TRAINING)
+    rows = {row["id"]: row for row in inside["links"]}
+    assert rows[added["inputs"][0]["link"]]["origin_id"] == -10
+    begins = {node["id"]: rows[node["inputs"][0]["link"]]["origin_id"] for node in inside["nodes"]}
+    assert begins == {2: -10, 3: added["id"], added["id"]: -10}
+    assert inserted["nodes"] == workflow["nodes"]
