@@ -23,6 +23,10 @@ const WITH_BAR = new Set(["HeadroomReport", "HeadroomEstimate", "HeadroomTrainin
 const WIDGET = "text";
 /** Of a new node, more than its text needs at least: a plan and what it took are read without scrolling. */
 const ROOM = 140;
+/** Of the node with the widest table, which is read without being broken. */
+const WIDEST = 640;
+/** Of a text beside a video, which takes what it gets: the report's first lines are read. */
+const LEAST = 76;
 /** Of a text that comes later: some lines more. */
 const LATER = 60;
 
@@ -35,6 +39,7 @@ const promise = (node) => (node.constructor.nodeData?.description ?? "").split("
 function addText(node, text) {
   const size = [...node.size];
   const { widget } = app.widgets.STRING(node, WIDGET, ["STRING", { multiline: true }], app);
+  if (REPORTING.has(node.comfyClass)) widget.options.getMinHeight = () => LEAST;
   widget.element.readOnly = widget.options.read_only = true;
   widget.serialize = widget.options.serialize = false;
   widget.value = text;
@@ -46,8 +51,12 @@ const textOf = (node) => node?.widgets?.find(({ name }) => name === WIDGET);
 /** What the browser calls a node in its tables of pictures. */
 const placeOf = ({ id, graph }) => (graph === app.rootGraph ? id : `${graph.id}:${id}`);
 
-/** Lets the last preview of a node go, which the browser would take for the video that it shows instead. */
+/** What the browser remembers of nodes' pictures, where Nodes 2.0 reads it: it gives no other way to it. */
+const remembered = () => document.querySelector("#vue-app")?.__vue_app__?.config?.globalProperties?.$pinia?._s?.get("nodeOutput");
+
+/** Lets the last preview of a node go, which the browser would take for the video that it shows instead, or put below it. */
 function dropPreview(node) {
+  remembered()?.revokePreviewsByLocatorId?.(`${placeOf(node)}`);
   delete app.nodePreviewImages?.[placeOf(node)];
 }
 
@@ -72,6 +81,7 @@ function show(node, output) {
   }
   if (output?.text) textOf(node).value = output.text.join("\n") + (took[node.id] ?? "");
   if (WITH_BAR.has(node?.comfyClass)) showMemoryBar(node, output);
+  node?.setDirtyCanvas?.(true, true); // a drawn node's parts take their places
 }
 
 /** The ids of all nodes behind one. */
@@ -120,13 +130,23 @@ async function showMeasured({ detail }) {
   }
 }
 
+/** The node that a prompt calls by its path: through the subgraphs that it is in. */
+function nodeAt(path) {
+  let [graph, node] = [app.rootGraph];
+  for (const id of String(path).split(":")) {
+    node = graph?.getNodeById(id);
+    graph = node?.subgraph;
+  }
+  return node;
+}
+
 /** What is undone when the next prompt begins. */
 let undo = () => {};
 
 /** An error of ours on the face of its node, in a text of its own where the node has none. */
 function showError({ detail }) {
-  const { node_id: id, node_type: kind, exception_message: sentence } = detail;
-  const node = app.rootGraph.getNodeById(id);
+  const { node_id: path, node_type: kind, exception_message: sentence } = detail;
+  const node = nodeAt(path);
   if (!kind?.startsWith("Headroom") || node?.comfyClass !== kind || !sentence) return;
   const [before, size] = [textOf(node)?.value, [...node.size]];
   if (before === undefined) {
@@ -135,7 +155,7 @@ function showError({ detail }) {
     textOf(node).value = sentence.trim();
   }
   undo = () => {
-    const same = app.rootGraph.getNodeById(id); // another object, once its tab was left
+    const same = nodeAt(path); // another object, once its tab was left
     const text = textOf(same);
     if (same?.comfyClass !== kind || text?.value !== sentence.trim()) return;
     if (before !== undefined) {
@@ -163,8 +183,14 @@ app.registerExtension({
     if (WITH_BAR.has(node.comfyClass)) addMemoryBar(node);
     if (NODES.has(node.comfyClass)) {
       addText(node, promise(node));
-      node.setSize([560, Math.max(380, node.computeSize()[1] + ROOM)]);
+      node.setSize([node.comfyClass === "HeadroomCompare" ? WIDEST : 560, Math.max(380, node.computeSize()[1] + ROOM)]);
     }
+    // A saved node keeps its size, which widgets that come with another widget's choice make as small as it can be.
+    const onConfigure = node.onConfigure;
+    node.onConfigure = function (saved) {
+      onConfigure?.call(this, saved);
+      if (saved.size) this.setSize([saved.size[0], Math.max(saved.size[1], this.computeSize()[1])]);
+    };
     const onExecuted = node.onExecuted;
     node.onExecuted = function (output) {
       onExecuted?.call(this, output);

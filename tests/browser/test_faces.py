@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from headroom.memory.units import format_bytes
 from headroom.tools.server.client import NOTHING, Client, Workflow
 
-from .graphs import node, our_nodes
+from .graphs import node, our_nodes, ran
 from .in_page import DROP, HARD_TO_READ, LOOK_AT, RUN, TEXT_SHOWN
 
 if TYPE_CHECKING:
@@ -63,16 +62,6 @@ DRAWN = """(id) => {
   });
   return { words: box.ariaLabel, role: box.role, visible: box.checkVisibility() && wide(box) > 100, rows };
 }"""
-
-
-def ran(client: Client, workflow: Workflow) -> None:
-    """Runs a workflow for nobody's page, so that the next run reuses its results."""
-    prompt = client.submit(workflow)
-    deadline = time.monotonic() + 120
-    while not client.history(prompt):
-        assert time.monotonic() < deadline, "the prompt did not end"
-        time.sleep(0.1)
-    assert client.history(prompt)["status"]["status_str"] == "success"
 
 
 @pytest.fixture
@@ -166,6 +155,7 @@ def test_what_a_video_became_is_told_once_it_is_written(page: Page, client: Clie
 
 PLAYED = """(name) =>
   [...document.querySelectorAll("video")].some(({ src, videoWidth }) => src.includes(name) && videoWidth)"""
+LEFT = """[...document.querySelectorAll('[data-node-id] img')].filter(({ src }) => src.startsWith("blob:"))"""
 SAID = "(words) => document.body.innerText.includes(words)"
 
 
@@ -181,11 +171,12 @@ def test_a_video_is_shown_and_what_was_told_of_its_frames_is_over(page: Page, vi
     page.evaluate(LOOK_AT, "3")
     page.evaluate(f"() => {{ window.ended = {NOT_YET!r}; ({RUN})().then((wrong) => {{ window.ended = wrong; }}); }}")
     page.wait_for_function(SAID, arg="of 120, ")
-    page.wait_for_function(f"window.ended !== {NOT_YET!r}")
+    page.wait_for_function(f"window.ended !== {NOT_YET!r}", timeout=180_000)
     assert page.evaluate("window.ended") is None
     page.wait_for_function(PLAYED, arg=f"{view}_")
     page.wait_for_function(SAID, arg="120 frames in ")
     assert not page.evaluate(SAID, "of 120, ")
+    page.wait_for_function(f"!{LEFT}.length")
 
 
 @pytest.mark.parametrize("view", ["modern"])

@@ -26,6 +26,10 @@ PICTURE_SHOWN = """([id, side]) => {
 }"""
 
 SET = "([id, name, to]) => (app.rootGraph.getNodeById(id).widgets.find((one) => one.name === name).value = to)"
+# Puts a node into a subgraph of its own.
+WRAP = "(id) => void app.rootGraph.convertToSubgraph(new Set([app.rootGraph.getNodeById(id)]))"
+WRAPPED = "app.rootGraph.nodes.find(({ subgraph }) => subgraph).subgraph.nodes[0]"
+SEEN = "(text) => [...document.querySelectorAll('textarea')].some((one) => one.value === text && one.checkVisibility())"
 SIZE = "(id) => [...app.rootGraph.getNodeById(id).size]"
 
 
@@ -120,3 +124,18 @@ def test_an_error_of_ours_is_on_its_node_until_the_next_run(
     if setting == "if_too_big":
         page.wait_for_function(TEXT_SHOWN, arg=[number, "Will it fit? · "])
     assert page.evaluate(SIZE, number) == size
+
+
+@pytest.mark.parametrize("view", ["modern"])
+def test_an_error_in_a_subgraph_is_on_the_node_that_had_it(page: Page) -> None:
+    page.evaluate(DROP, json.dumps(graph(blocks="double:x")))
+    page.evaluate(WRAP, "5")
+    sentence = page.evaluate(RUN).strip()
+    assert "cannot read 'double:x'" in sentence
+    told = f"{WRAPPED}.widgets.find(({{ name }}) => name === 'text')"
+    page.wait_for_function(f"(sentence) => {told}?.value === sentence", arg=sentence)
+    page.evaluate(f"app.canvas.openSubgraph({WRAPPED}.graph)")
+    page.wait_for_function(SEEN, arg=sentence)
+    page.evaluate(f"{WRAPPED}.widgets.find(({{ name }}) => name === 'blocks').value = 'all'")
+    assert page.evaluate(RUN) is None
+    assert page.evaluate(f"{told} === undefined")
