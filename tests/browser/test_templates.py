@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image
 
+from headroom.tools.pictures.every_node import every_node
 from headroom.tools.server.server import PACK_FOLDER
 from headroom.tools.templates.template import WORKFLOWS
 
+from .graphs import node, ran
 from .in_page import execute, warnings
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
+
+    from headroom.tools.server.client import Client
 
 NAMES = sorted(path.stem for path in WORKFLOWS.glob("*.json"))
 OPENED = """([name, ids]) => {
@@ -46,6 +50,28 @@ PLACES = """app.rootGraph.nodes.map((node) => {
   return shown ? [node.title, shown.left, shown.top, shown.right, shown.bottom]
     : [node.title, x, y - LiteGraph.NODE_TITLE_HEIGHT, x + width, y + height];
 })"""
+# What reaches out of its group, in either look.
+STICKING_OUT = """app.rootGraph.nodes.flatMap((node) => {
+  const shown = document.querySelector(`[data-node-id="${node.id}"]`)?.getBoundingClientRect();
+  const { scale, offset } = app.canvas.ds;
+  const canvas = app.canvasEl.getBoundingClientRect();
+  const [[x, y], [width, height]] = [node.pos, node.size];
+  const right = shown ? (shown.right - canvas.left) / scale - offset[0] : x + width;
+  const bottom = shown ? (shown.bottom - canvas.top) / scale - offset[1] : y + height;
+  return app.rootGraph.groups
+    .filter(({ pos: [left, top], size: [w, h] }) => x >= left && x < left + w && y >= top && y < top + h)
+    .filter(({ pos: [left, top], size: [w, h] }) => right > left + w + 1 || bottom > top + h + 1)
+    .map(({ pos: [left, top], size: [w, h] }) => `${node.title}: ${right - left - w}, ${bottom - top - h}`);
+})"""
+# As at the end of a run.
+TELL = """(told) => app.rootGraph.nodes.filter(({ type }) => told[type]).forEach(({ id, type }) => {
+  const [node, output] = [`${id}`, told[type]];
+  app.api.dispatchCustomEvent("executed", { node, display_node: node, prompt_id: "", output });
+})"""
+LEAST_TEXT = 40  # CSS pixels of a report on its node: three lines in the older look, in which they are smaller
+CROWDED = f"""[...document.querySelectorAll("textarea[readonly]")]
+  .filter((box) => box.checkVisibility() && box.value && box.clientHeight < {LEAST_TEXT})
+  .map((box) => `${{box.clientHeight}}: ${{box.value}}`)"""
 ONE_LOOK = {"ImageCompare"}  # the host's nodes that the older look cannot show
 LEAST_ZOOM = 0.6  # below 0.572 a canvas draws no texts: they would be smaller than 8 pixels
 
@@ -74,17 +100,42 @@ def test_each_opens_without_a_warning(page: Page) -> None:
         assert not warnings(page).count(), name
 
 
+@pytest.fixture(scope="module")
+def told(client: Client) -> dict[str, Any]:
+    """What nodes of each kind send to their faces: of ours all, and pictures and videos of those that show them."""
+    prompt = every_node()
+    prompt["35"] = node("EmptyImage", width=64, height=64, batch_size=5, color=0)  # a short film
+    outputs = {prompt[number]["class_type"]: sent for number, sent in ran(client, prompt).items()}
+    video = {name: outputs["HeadroomVAEDecodeVideo"][name] for name in ("images", "animated")}
+    return outputs | {"PreviewImage": outputs["SaveImage"], "SaveVideo": video}
+
+
 @pytest.mark.parametrize("view", ["classic", "modern"])
-def test_each_is_read_where_it_opens(page: Page) -> None:
-    """As large as the screen allows, all of it on the screen, and no node over another."""
+def test_each_is_read_where_it_opens(page: Page, told: dict[str, Any]) -> None:
+    """As large as the screen allows, all of it on the screen, and no node over another or out of its group; and so
+    with what its nodes say after a run, for which there is room.
+    """
     page.set_viewport_size({"width": 1600, "height": 900})
+    wrong: list[str] = []
     for name in NAMES:
         open_template(page, name)
         page.wait_for_timeout(700)  # the view moves there
-        assert page.evaluate("app.canvas.ds.scale") >= LEAST_ZOOM, name
+        zoom = page.evaluate("app.canvas.ds.scale")
+        wrong += [f"{name} opens at {zoom:.3f}"] if zoom < LEAST_ZOOM else []
         assert not ONE_LOOK.intersection(page.evaluate("app.rootGraph.nodes.map(({ type }) => type)")), name
-        for one, other in combinations(page.evaluate(PLACES), 2):
-            assert not over(one, other), (name, one, other)
+        wrong += misplaced(page, name)
+        page.evaluate(TELL, told)
+        page.wait_for_timeout(700)
+        wrong += misplaced(page, f"{name}, after a run")
+        wrong += [f"{name}: {text}" for text in page.evaluate(CROWDED)]
+    assert not wrong, "\n".join(wrong)
+
+
+def misplaced(page: Page, name: str) -> list[str]:
+    """Of what is open: nodes over others, and out of their groups."""
+    pairs = combinations(page.evaluate(PLACES), 2)
+    lying = [f"{name}: {one} and {other}" for one, other in pairs if over(one, other)]
+    return lying + [f"{name}: {out}" for out in page.evaluate(STICKING_OUT)]
 
 
 def over(one: list, other: list) -> bool:

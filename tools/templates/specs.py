@@ -237,8 +237,8 @@ computes about a third more, and the gradients are the same bits.
 - For a set of pictures put *Load Image-Text (from Folder)* in place of picture and prompt.
 """,
         stages={
-            "Model and picture": "1 2 3",
-            "Latent, text, plan": "4 5 6",
+            "Model and picture": "1 2",
+            "Latent, text, plan": "3 4 5 6",
             "Does it fit?": "10",
             "Training": "7",
             "What it took": "8 9",
@@ -249,7 +249,6 @@ computes about a third more, and the gradients are the same bits.
             "5.text": "a portrait of an astronaut",
             "3.width": 512,
             "3.height": 512,
-            **strips("4"),
             "7.steps": 100,
             "7.rank": 8,
             "7.training_dtype": "bf16",
@@ -468,11 +467,10 @@ it is.
         stages={
             "Model": "1 5",
             "Prompt and size": "2 3 4",
-            "Comparison": "6 12",
-            "Sampling": "7",
-            "Picture": "9 10 11",
+            "Comparison": "6",
+            "Sampling and picture": "7 9 10 11",
         },
-        without="8",
+        without="8 12",
         values={
             "1.ckpt_name": SD15,
             "2.text": PROMPT,
@@ -523,11 +521,9 @@ times, about mid-grey: plain grey is no difference.
 Replace the picture by one of your own; smooth sky and skin show most.
 """,
         stages={
-            "Picture and VAE": "1 2",
-            "Encode": "3 4",
-            "Decode": "5 6 7",
-            "Differences": "8 9 10 11 12",
-            "Look": "15 16",
+            "Picture and VAE": "1 2 3",
+            "Encode and decode": "4 5 6 7",
+            "Differences": "8 9 10 11 12 15 16",
             "Report": "13 14",
         },
         nodes={"2": checkpoint(SD15)},

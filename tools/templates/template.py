@@ -25,18 +25,23 @@ WORKFLOWS = PACK / "workflows"
 ROW, WIDGET = 20, 24  # heights of a slot and of a widget
 ROOM = 1.15  # the newer look needs that much more height for both
 WIDTH, TEXT_WIDTH = 264, 340  # of nodes; of those with a text to write
-TEXT, PICTURE = 110, 220  # heights of a text to write, and of a picture on a node
-# Of nodes that show a text: what a face with a table needs, with a plan and what it took, and with some sentences.
-TABLE, PLAN, SENTENCES = (560, 380), (560, 470), (390, 330)
+TEXT, PICTURE, VIDEO = 110, 220, 226  # heights of a text to write, of a picture and of a video on a node
+SIZE_LINE = 10  # below a picture in the newer look
+# The row with the name of its pack below a node, in the newer look; the host's own have one if they are experimental.
+BADGE = 26
+# Of nodes that show a text: what a face with a table needs, with a plan and what it took, with some sentences, and with
+# a wide table and its chart; the text alone below other widgets.
+TABLE, PLAN, SENTENCES, CHART = (560, 380), (560, 470), (390, 330), (640, 740)
+FACE_TEXT, LITTLE = 130, dict.fromkeys(("Training", "TrainingEstimate", "VAEEncodeVideo", "VAEDecodeVideo"), 90)
 FACES = (
-    {"Fit": PLAN}
-    | dict.fromkeys(("Report", "Estimate", "Compare"), TABLE)
-    | dict.fromkeys(("Cast", "CastCLIP", "Offload", "Training"), SENTENCES)
+    {"Fit": PLAN, "Compare": CHART}
+    | dict.fromkeys(("Estimate", "TrainingEstimate"), TABLE)
+    | dict.fromkeys(("Cast", "CastCLIP", "Offload"), SENTENCES)
+    | {"Report": (480, 380), "Training": (390, 250), "VAEEncodeVideo": (290, 0), "VAEDecodeVideo": (310, 0)}
 )
-SHOWING_PICTURES = ("LoadImage", "SaveImage", "PreviewImage", "SaveVideo", "HeadroomVAEDecodeVideo")
-COMPARE, CHART = "HeadroomCompare", (560, 330)  # whose chart is read there, and the size of one
+SHOWING_PICTURES = ("LoadImage", "SaveImage", "PreviewImage", "SaveVideo")
 # What does not get narrower, by the names of its widgets or its own.
-WIDTHS = {"HeadroomLocalAttention": TEXT_WIDTH, "HeadroomVAEDecodeVideo": 300, "HeadroomVAEDecode": 290}
+WIDTHS = {"HeadroomLocalAttention": TEXT_WIDTH, "HeadroomVAEDecode": 290}
 NOTE, NOTE_WIDTH, NOTE_LINE, LETTERS = "MarkdownNote", 390, 15, 50  # letters in a line of a note
 NOTE_COLOURS = {"color": "#432", "bgcolor": "#653"}
 GROUP_COLOUR = "#3f789e"
@@ -201,6 +206,8 @@ class _Drawing:
     def _size(self, number: str, room: float = 1.0) -> tuple[int, int]:
         """Of a node; ``room``: times what its slots and widgets need in the older look."""
         kind = self.graph[number]["class_type"]
+        face = FACES.get(kind.removeprefix("Headroom")) if kind.startswith("Headroom") else None
+        room = room if face is None else ROOM  # what a face's widgets leave is its text's, in both looks
         inputs = self._inputs(number)
         widgets = [one for one in inputs if one.is_widget]
         shown = len(widgets) + sum(one.has_control for one in widgets)
@@ -208,18 +215,14 @@ class _Drawing:
         rows = max(len(inputs) - len(widgets), len(self._outputs(number)))
         height = round(room * (6 + ROW * rows + (8 + WIDGET * shown if shown else 0))) + (TEXT - WIDGET) * texts
         width = WIDTHS.get(kind, TEXT_WIDTH if texts else WIDTH)
-        if any(is_link(link) and self.graph[link[0]]["class_type"] == COMPARE for link in self._given(number)):
-            return CHART[0], height + CHART[1]
+        if room > 1 and (kind.startswith("Headroom") or getattr(self.known[kind], "EXPERIMENTAL", False)):
+            height += BADGE
+        height += VIDEO if kind == "HeadroomVAEDecodeVideo" else 0
         if kind in SHOWING_PICTURES or number in self.spec.previews.split():
-            return width, height + PICTURE
-        if (face := FACES.get(kind.removeprefix("Headroom"))) is not None and kind.startswith("Headroom"):
-            return face[0], max(face[1], height + TEXT)
+            return width, height + PICTURE + (SIZE_LINE if room > 1 else 0)
+        if face is not None:
+            return face[0], max(face[1], height + LITTLE.get(kind.removeprefix("Headroom"), FACE_TEXT))
         return width, height
-
-    def _given(self, number: str) -> Iterator[Any]:
-        """To a node that shows a picture."""
-        node = self.graph[number]
-        yield from node["inputs"].values() if node["class_type"] == "PreviewImage" else ()
 
     def _group(self, number: int, title: str) -> Node:
         inside = self.stages[title]
