@@ -116,7 +116,7 @@ def _sampled(device: torch.device) -> str:
     if allocated_bytes(device) is not None:
         return f"{ALLOCATED} on {device_name(device)}, sampled"
     unknown = "" if device.type == "cpu" else f": {device_name(device)} does not say what is allocated on it"
-    return f"RSS, sampled{unknown}"
+    return f"the whole process, sampled{unknown}"
 
 
 class _Sampler:

@@ -9,7 +9,7 @@ const TITLE = "Will this run here?";
 const title = () => say("will_it_run", TITLE);
 const GB = 2 ** 30;
 const VERDICTS = {
-  resident: () => say("resident", "Yes: all weights stay on the card."),
+  resident: () => say("resident", "Yes: all weights fit."),
   streams: () => say("streams", "Yes, slower: weights come from RAM at every step."),
   does_not_fit: () => say("does_not_fit", "No: it needs more than may be used of the card, or of the RAM."),
 };
@@ -116,7 +116,7 @@ function fill(shown, answer) {
   if (answer.verdict !== "resident") foot.append(button(say("make_it_fit", "Make It Fit"), () => putIn(shown)));
   foot.append(button(close(), () => shown.close()));
   const [peak, least] = [answer.peak_gb, answer.least_vram_gb].map((gb) => gb.toFixed(1));
-  const sizes = `${answer.card}: ${peak} GB with all weights on it; ${least} GB at least, where they stream from RAM.`;
+  const sizes = `${answer.card}: ${peak} GB with all weights in its memory; ${least} GB at least, where they stream from RAM.`;
   const time = timeOf(answer);
   shown.replaceChildren(
     element("h3", { text: `${title()} ${verdict}`, style: { margin: "0 0 8px" } }),

@@ -61,6 +61,11 @@ class Card:
         return describe_device(self.name, self.device, self.total)
 
     @property
+    def place(self) -> str:
+        """Where its work's tensors are, for people."""
+        return "on the card" if self.has_own_memory else "in memory"
+
+    @property
     def has_own_memory(self) -> bool:
         """Whether it has memory beside the machine's, to which weights can be streamed."""
         return has_own_memory(self.device)

@@ -51,7 +51,7 @@ def _sampling_lines(fit: Fit) -> Iterator[str]:
     stage = plan.settled(fit.card, fit.allowed)
     yield f"sampling, {WORDS[plan.loss]}: {plan.describe()}"
     yield (
-        f"  {format_bytes(stage.resident)} of {format_bytes(stage.weights)} weights on the card +"
+        f"  {format_bytes(stage.resident)} of {format_bytes(stage.weights)} weights {fit.card.place} +"
         f" {format_bytes(stage.activations)} = {format_bytes(stage.peak)}"
     )
     if plan.budget(fit.allowed) is not None:
@@ -73,7 +73,7 @@ def _reason(plan: SamplingPlan, fit: Fit) -> str:
         return (
             "it fits as it is"
             if plan.budget(fit.allowed) is None
-            else f"all weights on the card would need {format_bytes(plain.stage.peak)}; no other way is faster"
+            else f"all weights {fit.card.place} would need {format_bytes(plain.stage.peak)}; no other way is faster"
         )
     if not plain.fits(fit.allowed):
         return f"as it is, sampling would need {format_bytes(plain.stage.least)} at least"

@@ -9,7 +9,7 @@ from ..units import format_bytes
 from .time_text import all_seconds, stage_seconds
 
 SENTENCES = {
-    Verdict.RESIDENT: "fits, with all weights on the card",
+    Verdict.RESIDENT: "fits, with all weights {place}",
     Verdict.STREAMS: "fits, with weights streamed from RAM at every step",
     Verdict.DOES_NOT_FIT: "does not fit, by this prediction",
 }
@@ -22,7 +22,7 @@ def render_forecast(forecast: Forecast, notes: tuple[str, ...] = (), doubt: str 
     lines = [
         f"Will it fit? · {forecast.card.title} · {forecast.limit:.0%} of it: {format_bytes(forecast.allowed)}",
         *([f"! {doubt}"] if doubt else []),
-        SENTENCES[forecast.verdict],
+        SENTENCES[forecast.verdict].format(place=forecast.card.place),
         f"everything resident {format_bytes(forecast.peak)} · least VRAM {format_bytes(forecast.least)} · activations"
         f" alone {format_bytes(forecast.activations)}",
         f"RAM for weights {format_bytes(forecast.ram_needed)}"

@@ -119,8 +119,8 @@ def attention_lines(counts: AttentionCounts) -> list[str]:
     calls = counts.snapshot()
     if not calls:
         return [
-            "! attention: 0 calls reached HeadroomAttention. This model computes attention outside the host's hook,"
-            " or another node took the hook over: put HeadroomAttention after it."
+            "! attention: 0 calls reached HeadroomAttention. This model computes attention where no node can choose it,"
+            " or another node took its place: put HeadroomAttention after that."
         ]
     grouped: defaultdict[tuple[str, str], list[tuple[tuple[str, int] | None, int]]] = defaultdict(list)
     for key, count in calls.items():
@@ -131,7 +131,7 @@ def attention_lines(counts: AttentionCounts) -> list[str]:
         lines.append(f"  {backend}: {sum(n for _, n in blocks)} calls in {where} ({reason})")
     if all(key.block is None for key in calls):
         lines.append("  This model does not say which block calls; only blocks = all can select it.")
-    lines.append("  Text encoders, ControlNets and VAEs compute theirs outside this hook; a Low-Memory VAE its own.")
+    lines.append("  Text encoders, ControlNets and VAEs have attention of their own, not counted here.")
     return lines
 
 

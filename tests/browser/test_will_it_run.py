@@ -41,7 +41,7 @@ def asked(page: Page) -> Locator:
 def test_each_stage_has_a_bar_that_leads_to_its_node(page: Page) -> None:
     opened(page, text_to_image())
     shown = asked(page)
-    assert "all weights stay on the card" in shown.get_by_role("heading").inner_text()
+    assert "all weights fit" in shown.get_by_role("heading").inner_text()
     rows = shown.get_by_label("Memory of each stage")
     assert [kind for kind, _ in rows.evaluate(BARS)].count("activations") == 3
     assert all(size > 0 for _, size in rows.evaluate(BARS))
@@ -109,10 +109,10 @@ def test_what_cannot_be_predicted_is_a_sentence(page: Page, complaints: list[str
 
 LANGUAGES = {
     "zh": (
-        "这里能运行吗？", "能：所有权重都留在显卡上。", "采样 · ", "大约", "已插入节点：1 个", "用于节点 5（KSampler）",
+        "这里能运行吗？", "能：所有权重都放得下。", "采样 · ", "大约", "已插入节点：1 个", "用于节点 5（KSampler）",
     ),
     "ja": (
-        "ここで動きますか？", "はい。すべての重みがカードに載ります。", "サンプリング · ", "約",
+        "ここで動きますか？", "はい。すべての重みが載ります。", "サンプリング · ", "約",
         "ノードを 1 個入れました", "ノード 5（KSampler）のために",
     ),
 }  # fmt: skip
@@ -143,7 +143,7 @@ def test_another_language_is_a_setting(page: Page) -> None:
     opened(page, text_to_image())
     page.evaluate(SET, [LANGUAGE, "en"])
     try:
-        assert "all weights stay on the card" in asked(page).get_by_role("heading").inner_text()
+        assert "all weights fit" in asked(page).get_by_role("heading").inner_text()
     finally:
         page.evaluate(SET, [LANGUAGE, "page"])
     page.keyboard.press("Escape")

@@ -261,7 +261,7 @@ class TestReport:
         assert "feathered (approximate): " in report
         assert "tiles of 64 x 64 px, overlap 32 px, cosine" in report
         assert "peak " in report
-        assert "RSS, sampled" in report
+        assert "the whole process, sampled" in report
         assert "Not measured: #1 Load Checkpoint" in report
         assert result.previews > 0, "tiles show the picture so far"
 

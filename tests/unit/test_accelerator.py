@@ -87,7 +87,7 @@ class TestMeter:
             pass
         assert meter.peak is not None
         assert meter.peak.before > 2**20
-        assert meter.peak.source == "RSS, sampled: Arc B580 does not say what is allocated on it"
+        assert meter.peak.source == "the whole process, sampled: Arc B580 does not say what is allocated on it"
 
     def test_mps_says_it_by_a_name_of_its_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch, "mps", SimpleNamespace(current_allocated_memory=lambda: 7))

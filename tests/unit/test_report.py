@@ -70,7 +70,7 @@ class TestPeak:
             held.fill_(1.0)
         assert meter.peak is not None
         assert meter.peak.growth >= 250 << 20
-        assert "RSS" in meter.peak.source
+        assert "whole process" in meter.peak.source
 
 
 class TestText:
@@ -124,7 +124,7 @@ class TestWork:
         text = render_report([NodeReport("3", "KSampler", [row])], "a machine")
         return next(line.strip() for line in text.splitlines() if "beyond the weights" in line)
 
-    def row(self, source: str = "RSS, sampled", **changes: object) -> Row:
+    def row(self, source: str = "the whole process, sampled", **changes: object) -> Row:
         return Row("decode", 1.0, Peak(0, 2**30, source), outcome="done", live=100 * 2**20, **changes)  # type: ignore[arg-type]
 
     def test_measured_alone(self) -> None:
