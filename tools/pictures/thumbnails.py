@@ -26,12 +26,13 @@ from ..templates_page import CARDS
 from ..templates_table import card_of
 from .artwork import colours
 
-SIZE, PICTURE = (720, 456), 456
+SIZE, PICTURE = (720, 456), 400  # below a painted picture is its caption
 QUALITY = 88
 GB, LIMIT = 2**30, 0.85
 RAM = 64 * GB  # of a machine that has such a card
 USUAL_CARD = 8  # of templates whose names say none
 AROUND = ("over", "right of", "left of", "under")
+TEXT = 25  # pixels of a letter: a card of the template browser shows a bit less than half of them
 BETWEEN, MORE = 6, 1.05  # pixels between frames; by how much a peak is higher that is shown beside the other
 PHOTOGRAPHS = ("astronaut.png", "coffee.png")
 # What each shows: a sentence to paint, four of one scene as frames of a video, or the photograph.
@@ -124,7 +125,7 @@ def pictures_of(name: str, client: Client) -> list[Image.Image]:
     shown = SHOWN[name]
     if shown in PHOTOGRAPHS:
         with Image.open(Environment.from_variables().models / "input" / str(shown)) as picture:
-            return [ImageOps.fit(picture.convert("RGB"), (PICTURE, PICTURE))]
+            return [ImageOps.fit(picture.convert("RGB"), (PICTURE, SIZE[1]))]
     sentences = [shown] if isinstance(shown, str) else [f"a {shown[0]} {way} a {shown[1]}" for way in AROUND]
     workflow = "flux_text_to_image" if name.startswith("flux") else "sd15_text_to_image"
     return [picture_of(sentence, workflow, list(SHOWN).index(name), client) for sentence in sentences]
@@ -146,10 +147,10 @@ def drawn(name: str, pictures: Sequence[Image.Image], figures: Figures) -> Image
     image = Image.new("RGB", SIZE, colour["BACKGROUND"])
     half = (PICTURE - BETWEEN) // 2
     for number, picture in enumerate(pictures):
-        side = PICTURE if len(pictures) == 1 else half
+        room = (PICTURE, SIZE[1]) if len(pictures) == 1 else (half, half)
         corner = number % 2 * (half + BETWEEN), number // 2 * (half + BETWEEN)
-        image.paste(picture.resize((side, side), Image.Resampling.LANCZOS), corner)
-    draw, left, right = ImageDraw.Draw(image), PICTURE + 26, SIZE[0] - 26
+        image.paste(ImageOps.contain(picture, room, Image.Resampling.LANCZOS), corner)
+    draw, left, right = ImageDraw.Draw(image), PICTURE + 24, SIZE[0] - 20
     bars = [("this template", "", figures.peak, "MEMORY_GROWTH")]
     if figures.alone > MORE * figures.peak:
         bars.append(("with stock nodes", f"{figures.alone:.1f} GB, all on the card", figures.alone, "MEMORY_BEFORE"))
@@ -161,20 +162,25 @@ def drawn(name: str, pictures: Sequence[Image.Image], figures: Figures) -> Image
     def end(size: float) -> float:
         return left + (right - left) * size / longest
 
-    text(38, f"{figures.peak:.1f} GB", "INK", 56)
-    text(106, f"of {figures.card} GB, predicted", "FAINT", 20)
-    text(132, figures.time, "FAINT", 20)
-    top, limit = 206, end(figures.card)
+    text(20, f"{figures.peak:.1f} GB", "INK", 64)
+    text(98, f"of {figures.card} GB, predicted", "FAINT", TEXT)
+    text(132, figures.time, "FAINT", TEXT)
+    top, limit = 186, end(figures.card)
     for label, below, size, shade in bars:
-        text(top, label, "INK", 18)
-        draw.rounded_rectangle((left, top + 28, end(size), top + 54), 5, colour[shade])
-        draw.rectangle((limit - 2, top + 22, limit + 1, top + 60), colour["TIME"])
-        text(top + 64, below, "FAINT", 17)
-        top += 92 if below else 76
+        text(top, label, "INK", TEXT)
+        draw.rounded_rectangle((left, top + 36, end(size), top + 64), 5, colour[shade])
+        draw.rectangle((limit - 2, top + 30, limit + 1, top + 70), colour["TIME"])
+        text(top + 72, below, "FAINT", TEXT)
+        top += 106 if below else 80
     if SHOWN[name] not in PHOTOGRAPHS:
-        text(SIZE[1] - 40, "painted by a small model for tests", "FAINT", 13)
-    text(top + 4, f"card {figures.card} GB", "TIME", 18, limit + 2, "ra" if limit > (left + right) / 2 else "ma")
+        text(PICTURE + 12, "painted by a small test model", "FAINT", TEXT, PICTURE / 2, "ma")
+    text(top + 6, f"card {figures.card} GB", "TIME", TEXT, *_beside(limit, left, right))
     return image
+
+
+def _beside(limit: float, left: float, right: float) -> tuple[float, str]:
+    """Where the limit's words are, and which part of them: within the column."""
+    return (limit + 2, "ra") if limit > (left + right) / 2 else (left, "la")
 
 
 def thumbnails(client: Client) -> Iterator[Path]:
