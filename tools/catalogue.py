@@ -1,9 +1,9 @@
 """Compares the catalogue of public files with what ComfyUI's templates say that their downloads take.
 
-    python3 -m tools.catalogue COMFYUI [--write]
+    python3 -m tools catalogue [--write]
 
-Run it with the Python of that ComfyUI. An entry is confirmed if it has the size that a template's note says of the
-file; where no note does, if the total of a template is met by it and the entries of all its other files.
+An entry is confirmed if it has the size that a template's note says of the file; where no note does, if the total of a
+template is met by it and the entries of all its other files.
 """
 
 from __future__ import annotations
@@ -121,13 +121,13 @@ def write(names: set[str], said: dict[str, str]) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Prints the comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("comfyui", type=Path, help="ComfyUI's folder")
     parser.add_argument("--write", action="store_true", help="mark the confirmed entries in the catalogue")
     options = parser.parse_args(arguments)
     spec = importlib.util.find_spec(TEMPLATES)
     if spec is None or spec.origin is None:
         parser.error(f"{TEMPLATES} is not installed")
-    importlib.import_module("cli.host").enter(options.comfyui, extras=False)
+    host = importlib.import_module("cli.host")
+    host.enter(host.find_comfyui(), extras=False)
     entries = importlib.import_module("headroom.host.catalogue.entries")
     files = entries.public_files()
     sizes, folder = dict(_sizes(files)), Path(spec.origin).parent / "templates"

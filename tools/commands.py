@@ -25,7 +25,7 @@ BENCHMARKS = PACK / "benchmarks"
 def main(arguments: Sequence[str]) -> int:
     """Run one command; its exit status, 2 if the set-up failed."""
     unwind_on_terminate()
-    options = parser().parse_args(arguments)
+    options = parser().parse_args(arguments or ["--help"])
     try:
         return int(options.command(options))
     except (SetupError, ServerError) as error:
@@ -94,6 +94,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--only", nargs="+", metavar="NAME", default=[], help="these templates; default: all")
     command.add_argument("--minutes", default="inf", metavar="M", help="end after as many, and go on another time")
     command.add_argument("--page", type=Path, metavar="FILE.md", help="write the table of what there is so far")
+    command = add("catalogue", catalogue, "compare the catalogue of public files with what the official templates say")
+    command.add_argument("--write", action="store_true", help="mark the confirmed entries in it")
     command = add("fit", fit, "put Headroom's nodes into a workflow file, so that it fits, and change nothing else")
     command.add_argument("arguments", nargs=argparse.REMAINDER, metavar="IN.json -o OUT.json ...", help="and options")
     command = add("screenshots", screenshots, "take the pictures of the README, the help pages and the templates anew")
@@ -239,6 +241,11 @@ def templates_table(options: argparse.Namespace) -> int:
     only = ("--only", *options.only) if options.only else ()
     page = ("--page", str(options.page.absolute())) if options.page else ()
     return _module(options, "tools.templates_table", "--minutes", options.minutes, *only, *page)
+
+
+def catalogue(options: argparse.Namespace) -> int:
+    """Compare it with the templates of the environment's ComfyUI."""
+    return _module(options, "tools.catalogue", *(("--write",) if options.write else ()))
 
 
 def fit(options: argparse.Namespace) -> int:

@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", type=int, metavar="NUMBER", help="one case again")
     parser.add_argument("--minutes", type=float, default=1e9, metavar="M", help="end after so many")
     parser.add_argument("--journal", type=Path, default=JOURNAL, help="a line a case; what is in it is not done again")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args((sys.argv[1:] if arguments is None else arguments) or ["--help"])
     journal = Journal(options.journal)
     if options.part == "table":
         print(table(journal))

@@ -1,7 +1,8 @@
 """The commands of the README and the docs, as they are written there.
 
-What takes seconds is run. What takes minutes (the suite itself, a server for a browser; the demo, which `test_demo.py`
-runs at night) is read by the very parser that would run it, and the files that it names are there; cloning is left out.
+What takes seconds is run. What takes minutes (the suite itself, a server for a browser, the demo) is read by the very
+parser that would run it, and the files that it names are there; `test_long_commands.py` and `test_demo.py` run it at
+night. Cloning is left out.
 """
 
 from __future__ import annotations
