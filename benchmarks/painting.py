@@ -57,6 +57,7 @@ ANY_ERROR = 1e9
 Sampled = Callable[[Any, Sequence[Scene]], Tensor]
 TITLES = {
     "casting": "Casting", "local": "Local attention", "vae": "Decoding", "flux": "Casting of the small Flux",
+    "flux_local": "Local attention in the small Flux",
 }  # fmt: skip
 INTRODUCTION = """# Pictures of a trained model: likeness, and sentences still obeyed
 
@@ -206,7 +207,9 @@ def _casting(loaded: Callable[..., Any], sampled: Sampled, chosen: Sequence[Scen
     from headroom.host.casting.cast import CastSettings, cast_model
 
     rows = [row("untouched, float32", reference, reference)]
-    rows.append(row("the loader's fp8_e4m3fn", paint(loaded(torch.float8_e4m3fn), chosen, sampled), reference))
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        name = str(dtype).removeprefix("torch.float8_")
+        rows.append(row(f"the loader's fp8_{name}", paint(loaded(dtype), chosen, sampled), reference))
     for storage in CASTS:
         try:
             model, _ = cast_model(loaded(), CastSettings(storage))
@@ -220,18 +223,9 @@ def _casting(loaded: Callable[..., Any], sampled: Sampled, chosen: Sequence[Scen
 
 
 def local_section(plan: Plan) -> Section:
-    """The patterns, from the first step and from 30 % on, with the node's limit of error and without."""
-    from headroom.host.attention.local import apply_local_attention, make_pattern
-
+    """The patterns, and core's own approximation."""
     section, chosen, reference = Section(), scenes(plan.scenes), untouched(plan.scenes)
-    rows = [row("dense", reference, reference)]
-    for name, parameters in PATTERNS.items():
-        for begin, most in ((0.0, ANY_ERROR), (0.3, ANY_ERROR), (0.0, 0.1)):
-            model = apply_local_attention(
-                load(), make_pattern(name, **parameters), max_error=most, start_percent=begin, min_tokens=0
-            )
-            limit = "`max_error` 0.1" if most < ANY_ERROR else "no limit of error"
-            rows.append(row(f"{name} from {begin:.0%}, {limit}", paint(model, chosen), reference))
+    rows = list(_local(load, sample, chosen, reference))
     tiles = importlib.import_module("comfy_extras.nodes_hypertile").HyperTile
     (tiled,) = tiles.execute(load(), tile_size=64, swap_size=2, max_depth=1, scale_depth=False)
     rows.append(row("core's HyperTile, tiles of 64 px", paint(tiled, chosen), reference))
@@ -240,6 +234,30 @@ def local_section(plan: Plan) -> Section:
         "Core's ToMe merges tokens of maps as large as the latent alone, where this model has no attention."
     )
     return section
+
+
+def flux_local_section(plan: Plan) -> Section:
+    """The patterns in the small Flux, whose texts are tokens beside those of the picture."""
+    section, chosen = Section(), scenes(plan.scenes)
+    rows = _local(load_flux, sample_flux, chosen, paint(load_flux(), chosen, sample_flux))
+    section.table(("pattern", "dB, median", "dB, lowest tenth", "obeyed"), list(rows))
+    return section
+
+
+def _local(
+    loaded: Callable[..., Any], sampled: Sampled, chosen: Sequence[Scene], reference: Painted
+) -> Iterator[tuple[object, ...]]:
+    """From the first step and from 30 % on, with the node's limit of error and without."""
+    from headroom.host.attention.local import apply_local_attention, make_pattern
+
+    yield row("dense", reference, reference)
+    for name, parameters in PATTERNS.items():
+        for begin, most in ((0.0, ANY_ERROR), (0.3, ANY_ERROR), (0.0, 0.1)):
+            model = apply_local_attention(
+                loaded(), make_pattern(name, **parameters), max_error=most, start_percent=begin, min_tokens=0
+            )
+            limit = "`max_error` 0.1" if most < ANY_ERROR else "no limit of error"
+            yield row(f"{name} from {begin:.0%}, {limit}", paint(model, chosen, sampled), reference)
 
 
 def vae_section(plan: Plan) -> Section:
@@ -277,6 +295,7 @@ SECTIONS: Mapping[str, Callable[[Plan], Section]] = {
     "local": local_section,
     "vae": vae_section,
     "flux": flux_section,
+    "flux_local": flux_local_section,
 }
 
 
