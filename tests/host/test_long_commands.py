@@ -134,8 +134,8 @@ def shown(words: list[str], folder: Path, file: Path, sign: str | None) -> tuple
 
 
 def ended(child: subprocess.Popen[bytes]) -> None:
-    """As by Ctrl-C, and whatever is left of it killed."""
-    for stop in (signal.SIGINT, signal.SIGKILL):
+    """As by Ctrl-C, and whatever is left of it afterwards as well."""
+    for stop in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
         if child.poll() is None:
             os.killpg(child.pid, stop)
             with contextlib.suppress(subprocess.TimeoutExpired):
