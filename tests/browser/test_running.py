@@ -58,6 +58,30 @@ def test_a_dropped_workflow_runs_and_shows_its_report_and_picture(page: Page) ->
     page.wait_for_function(PICTURE_SHOWN, arg=[CHART, 0])
 
 
+# How far what two nodes show is apart, of 255.
+APART = """(ids) => {
+  const pictures = ids.map((id) => app.rootGraph.getNodeById(id).imgs?.at(-1));
+  if (!pictures.every((one) => one?.naturalWidth)) return 255;
+  const [some, others] = pictures.map((one) => {
+    const context = new OffscreenCanvas(64, 64).getContext("2d");
+    context.drawImage(one, 0, 0, 64, 64);
+    return context.getImageData(0, 0, 64, 64).data;
+  });
+  return some.reduce((sum, value, at) => sum + Math.abs(value - others[at]), 0) / some.length;
+}"""
+
+
+@pytest.mark.parametrize("view", ["classic"])
+def test_a_decode_in_strips_ends_with_the_whole_picture_on_its_node(page: Page) -> None:
+    """What it was sent last is what it made, but for JPEG's losses."""
+    strips = graph()
+    strips["7"]["inputs"] |= {"method": "exact", "tile_size": 32}
+    page.evaluate(DROP, json.dumps(strips))
+    assert page.evaluate(RUN) is None
+    page.evaluate("() => app.extensionManager.command.execute('Comfy.Canvas.FitView')")
+    page.wait_for_function(f"(ids) => ({APART})(ids) < 3", arg=["7", PREVIEW])
+
+
 @pytest.mark.parametrize("view", ["classic"])
 def test_the_report_is_neither_saved_nor_sent(page: Page, client: Client) -> None:
     page.evaluate(CLEAR)
