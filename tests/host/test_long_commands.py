@@ -31,6 +31,7 @@ DONE = None  # to its end
 PYTEST, SERVES = r"\[ +\d+%\]|\d passed", r"ComfyUI with Headroom is on http"
 # Of each what it prints once it works. What test_documented_commands.py runs, or another test, is not here.
 SIGNS: dict[str, str | None] = {
+    "python3 -m farm simulate --workers 1000 --prompts 100000 --failures 10": DONE,
     "python3 -m tools": DONE,
     "python3 -m tools artwork": DONE,
     "python3 -m tools bench": DONE,
@@ -85,6 +86,8 @@ def test_each_command_is_run_by_some_test() -> None:
     lines = {typed(line) for line in SHELL if line.startswith("python3 ")}
     assert [line for line in lines if line not in SIGNS and not line.startswith(tuple(ELSEWHERE))] == []
     assert set(SIGNS) <= lines
+    files = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert files.issuperset(name for where in ELSEWHERE.values() for name in re.findall(r"test_\w+\.py", where))
 
 
 @at_night
