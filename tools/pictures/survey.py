@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..demo.__main__ import WORKFLOWS
-from ..server.client import Client
+from ..server.client import Client, Workflow
 from ..setup.environment import PACK
 from ..templates.template import WORKFLOWS as TEMPLATES
 from .chromium import DROP, LOOK_AT, TITLE_OF, new_context, new_page, open_frontend, run_prompt
@@ -32,6 +32,7 @@ RAN_OUT = """([id, kind, advice]) => app.api.dispatchCustomEvent("execution_erro
 })"""
 OF_A_SAMPLER = "Make It Fit (Headroom) in the menu Edit would help."
 OF_A_TEXT = "Layerwise Casting (text encoder) behind its loader stores it in half of the memory."
+OF_A_TRAINING = "Training Memory in front of it computes each block again instead of keeping it."
 
 
 def survey(browser: Browser, client: Client) -> Iterator[Path]:
@@ -43,6 +44,7 @@ def survey(browser: Browser, client: Client) -> Iterator[Path]:
     for look, theme in product(LOOKS, THEMES):
         folder = OUT / f"{look}-{theme}"
         folder.mkdir(parents=True, exist_ok=True)
+        client.post("/free", {"free_memory": True})  # a node that need not run again is sent no picture
         with (
             new_context(browser) as context,
             new_page(context, client, modern=look == "modern", theme=theme) as page,
@@ -112,3 +114,19 @@ def _dialogs(page: Page) -> Iterator[tuple[str, bytes]]:
     page.get_by_role("dialog").get_by_text("Headroom", exact=True).first.click()
     yield "dialog settings", _seen(page)
     page.keyboard.press("Escape")
+    page.evaluate(DROP, json.dumps(_training()))
+    page.evaluate(RAN_OUT, ["7", "TrainLoraNode", OF_A_TRAINING])
+    page.get_by_role("dialog").first.wait_for()
+    yield "dialog out of memory in a training", _seen(page)
+    page.get_by_role("button", name="Confirm").click()
+    page.wait_for_timeout(1200)
+    yield "toast training memory", page.screenshot()
+
+
+def _training() -> Workflow:
+    """One without our plan."""
+    graph: Workflow = json.loads((WORKFLOWS / "train_lora.json").read_text(encoding="utf-8"))
+    del graph["6"]
+    graph["10"]["inputs"]["model"] = ["1", 0]
+    del graph["8"]["inputs"]["model"]
+    return graph
