@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from ...memory import Row
 from ...memory.prediction import Prediction
@@ -104,7 +103,7 @@ class TrainingBudget:
             self._plans[key] = self._learnt(first, plan, result, ram)
             return result
 
-        with saved_tensors_hooks(first.saves, lambda tensor: tensor):
+        with first.watched():
             yield RunningStep(plan, first.before, first.after, finish)
 
     def _learnt(self, first: FirstStep, plan: Checkpoints, result: Any, ram: InRam | None) -> Checkpoints:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from ...memory.prediction import STATES, CannotPredict, Card
@@ -128,10 +129,20 @@ class FirstStep:
         found = self._left_out.get(storage)
         return found is not None and found() is not None
 
-    def saves(self, tensor: Tensor) -> Tensor:
-        """Outside of the blocks."""
-        self._behind |= _sizes((tensor,))
-        return tensor
+    def watched(self) -> saved_tensors_hooks:
+        """Within it, what autograd saves outside of the blocks is seen.
+
+        Its graph keeps the hooks, and the inputs here keep the graph: through it no collector of garbage would see.
+        """
+        itself = weakref.ref(self)
+
+        def pack(tensor: Tensor) -> Tensor:
+            step = itself()
+            if step is not None:
+                step._behind |= _sizes((tensor,))
+            return tensor
+
+        return saved_tensors_hooks(pack, lambda tensor: tensor)
 
     def result(self) -> Any:
         """What the last block would give. In a fake mode.

@@ -13,7 +13,6 @@ import comfy.samplers
 import torch
 from comfy.utils import ProgressBar
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_map
 
 from ...attention import parse_blocks
@@ -132,7 +131,7 @@ class _Seen:
             return result
 
         self._step = RunningStep(tuple(range(count)), before, first.after, finish, first.result)
-        with saved_tensors_hooks(first.saves, lambda tensor: tensor):
+        with first.watched():
             yield self._step
 
     def _add(self, plan: TrainingPlan, number: int, block: nn.Module, run: Any, args: Any, kwargs: Any) -> None:

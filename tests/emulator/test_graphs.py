@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import comfy.model_management as model_management
@@ -22,22 +19,22 @@ from comfy.cli_args import args as host_arguments
 from PIL import Image
 from safetensors.torch import load_file
 
-import nodes
 from headroom.host.core.compat import drop_cast_buffers
 from headroom.host.measure.runs import LOG
-from headroom.nodes import NODES
 from headroom.tools.demo.twin import stock_twin
 from headroom.tools.server.client import Client, Workflow
 from headroom.tools.server.server import Server
 
 from ..host.conftest import ENVIRONMENT
 from ..host.families import psnr
+from ..host.in_process import GRAPHS as EVERY_GRAPH
+from ..host.in_process import execute, prompt_executor, save_small, small
 from ..nightly import NIGHTLY
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 MB = 2**20
-GRAPHS = {path.stem: path for path in sorted((Path(__file__).parents[2] / "workflows" / "api").glob("*.json"))}
+GRAPHS = dict(EVERY_GRAPH)
 del GRAPHS["train_lora"]  # which makes no picture: test_training.py
 SHARES = (1.0, 0.6, 0.4)
 LEAST = 96 * MB  # below it torch's allocator, which takes 20 MB at a time, decides what fits
@@ -49,7 +46,6 @@ NO_CARD = {name: "" for name in ("EMU_DEVICE", "LD_PRELOAD", "PYTHONPATH")}
 CAST_DB = 30.0
 PLANNED = 0.02  # strips keep to their plan, in what the allocator counts, within this share
 ROUNDED_DB = 90.0  # another exact attention may be chosen on a card
-MOST = {"width": 128, "height": 128, "steps": 2}
 
 
 @pytest.fixture(scope="module")
@@ -66,18 +62,8 @@ def _in_single_precision() -> Iterator[None]:
 def executor(
     _in_single_precision: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[execution.PromptExecutor]:
-    """The host's own, which nobody listens to."""
-    asyncio.run(nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
-    output = tmp_path_factory.mktemp("output")
-    (output / "latents").mkdir()
-    with pytest.MonkeyPatch.context() as patch:
-        for node in NODES:
-            patch.setitem(nodes.NODE_CLASS_MAPPINGS, node.GET_SCHEMA().node_id, node)
-        for name in ("output", "temp"):
-            patch.setattr(folder_paths, f"{name}_directory", str(output))
-        nobody = SimpleNamespace(client_id=None, last_node_id=None, last_prompt_id=None, send_sync=lambda *_: None)
-        limits = {"ram": 0.0, "ram_inactive": 0.0, "lru": 0}
-        yield execution.PromptExecutor(nobody, execution.CacheType.CLASSIC, limits)
+    with prompt_executor(tmp_path_factory.mktemp("input"), tmp_path_factory.mktemp("output")) as found:
+        yield found
 
 
 @dataclass
@@ -87,30 +73,6 @@ class Ran:
     made: dict[str, Any] = field(default_factory=dict)
     report: str = ""
     peak: int = 0
-
-
-def small(name: str) -> Workflow:
-    """A graph with little to do."""
-    workflow: Workflow = json.loads(GRAPHS[name].read_text(encoding="utf-8"))
-    for item in workflow.values():
-        if item["class_type"] == "LoadImage":
-            item["inputs"]["image"] = "small.png"
-        item["inputs"] |= {key: min(item["inputs"][key], most) for key, most in MOST.items() if key in item["inputs"]}
-    return workflow
-
-
-def save_small(folder: Path) -> None:
-    with Image.open(ENVIRONMENT.models / "input" / "astronaut.png") as picture:
-        picture.resize((MOST["width"], MOST["height"])).save(folder / "small.png")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _small_picture(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    folder = tmp_path_factory.mktemp("input")
-    save_small(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folder_paths, "input_directory", str(folder))
-        yield
 
 
 def read(path: Path) -> Any:
@@ -135,14 +97,7 @@ def made(outputs: dict[str, Any], folder: Path) -> dict[str, Any]:
 def run(executor: execution.PromptExecutor, card: Any, workflow: Workflow, prompt: str) -> Ran:
     """Runs a graph on the card, from a clean start to a clean end. Raises what a node raised."""
     card.reset()
-    kinds = {number: nodes.NODE_CLASS_MAPPINGS[item["class_type"]] for number, item in workflow.items()}
-    wanted = [number for number, kind in kinds.items() if getattr(kind, "OUTPUT_NODE", False)]
-    with torch.inference_mode(False):
-        executor.execute(workflow, prompt, {}, wanted)
-    if not executor.success:
-        said = dict(executor.status_messages).get("execution_error", {})
-        print("\n".join(said.get("traceback", ())))
-        pytest.fail(f"{said.get('node_type')}: {said.get('exception_type')}: {said.get('exception_message')}")
+    execute(executor, workflow, prompt)
     outputs = executor.history_result["outputs"]
     report = "\n".join(output["text"][0] for output in outputs.values() if "text" in output)
     result = Ran(made(outputs, Path(folder_paths.get_output_directory())), report, card.stats["peak"])

@@ -13,9 +13,10 @@ import torch
 from headroom.tools.server.client import Client
 
 from ..host.families import psnr
+from ..host.in_process import save_small, small
 from ..nightly import some_of
 from .conftest import CardServer, ServerOnCard
-from .test_graphs import CAST_DB, ROUNDED_DB, SINGLE, made, save_small, small
+from .test_graphs import CAST_DB, ROUNDED_DB, SINGLE, made
 
 GRAPHS = ("qwen_image_text_to_image", "flux_low_vram")  # offload and strips; with casts, a LoRA and the report too
 VRAM_MB = 512.0
