@@ -48,10 +48,25 @@ function settle(history) {
   if (tracker() === history) history.activeState = JSON.parse(JSON.stringify(app.rootGraph.serialize()));
 }
 
+/** Has the open tab's history take what has changed since its last step. */
+function take(history) {
+  (history.captureCanvasState ?? history.checkState).call(history);
+}
+
+/** Sets a node's value as a step of its own in the history, and shows the node. */
+export function setWidget(node, widget, value) {
+  const history = tracker();
+  take(history);
+  widget.value = value;
+  take(history);
+  if (node.graph === app.canvas.graph) show([node]);
+  node.setDirtyCanvas?.(true, true);
+}
+
 /** Loads a graph into the open tab as its history's next step: undo goes back to what was there. */
 async function stepTo(graph) {
   const history = tracker();
-  (history.captureCanvasState ?? history.checkState).call(history);
+  take(history);
   history.redoQueue.splice(0, history.redoQueue.length, graph);
   await history.redo();
   settle(history);

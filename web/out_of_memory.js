@@ -1,6 +1,7 @@
 // When a prompt has run out of memory: what would help, with one click. The sentence is the server's (host/server/advised.py).
 import { app } from "../../scripts/app.js";
-import { fitted, insert, linesOf, quality } from "./make_it_fit.js";
+import { fitted, insert, linesOf, quality, setWidget } from "./make_it_fit.js";
+import { nodeAt } from "./nodes.js";
 import { say } from "./words.js";
 
 const OFFER = "Headroom.OutOfMemory.Offer";
@@ -22,10 +23,14 @@ const REMEDIES = [
     promise: () => say("promise_of_checkpoints", PROMISE_OF_CHECKPOINTS),
   },
 ];
+/** Of a work that Make It Fit has planned: its node, and the limit that is advised instead of its own. */
+const LESS = /^Headroom: .*Make It Fit \(node ([\w:]+)\).* a limit of ([\d.]+) instead of ([\d.]+)/m;
 const PROMISE =
   "Make It Fit picks settings that fit this card without changing the picture; if none do, it stops and says what you would need.";
 const PROMISE_OF_QUALITY =
   "Make It Fit picks settings that fit this card, within the quality that Settings allow; if none do, it stops and says what you would need.";
+const promiseOfLess = (fit, now, was) =>
+  `Make It Fit (node ${fit}) planned with ${was} % of the card; with ${now} % it looks for settings that take less.`;
 const promise = () => (quality() === "exact" ? say("promise", PROMISE) : say("promise_of_quality", PROMISE_OF_QUALITY));
 
 /** Whether the prompt that failed may be the open workflow's: another may have been opened since. */
@@ -35,22 +40,39 @@ function isOpen({ node_id, node_type }) {
   return Boolean(node) && (inside.length > 0 || node.comfyClass === node_type);
 }
 
+/** Asks whether to do what is listed. */
+function confirmed({ node_id: node, node_type: kind }, promise, doing, itemList) {
+  const ran = say("ran_out", `Node ${node} (${kind}) ran out of memory.`, { node, kind });
+  return app.extensionManager.dialog.confirm({
+    title: say("out_of_memory", "Out of memory: make it fit?"),
+    message: [ran, promise, doing].join(" "),
+    itemList,
+    hint: say("then_queue", "Then queue it again. One undo takes it back."),
+  });
+}
+
+/** Lowers the limit of the Make It Fit that has planned what ran out of memory. */
+async function offerLess(detail, [, fit, less, limit]) {
+  const node = nodeAt(fit);
+  const widget = node?.widgets?.find(({ name }) => name === "limit");
+  if (node?.comfyClass !== "HeadroomFit" || Number(widget?.value).toPrecision(2) !== Number(limit).toPrecision(2)) return;
+  const [now, was] = [less, limit].map((share) => Math.round(100 * share));
+  const promise = say("promise_of_less", promiseOfLess(fit, now, was), { fit, now, was });
+  const change = say("less", `node ${fit}, Make It Fit: limit ${less} instead of ${limit}`, { fit, less, limit });
+  if (await confirmed(detail, promise, say("confirm_change", "Confirm to change:"), [change])) setWidget(node, widget, Number(less));
+}
+
 async function offer({ detail }) {
   const message = detail?.exception_message ?? "";
   const remedy = REMEDIES.find(({ advice }) => advice.test(message));
-  if (!remedy && !ADVICE.test(message)) return;
+  const less = LESS.exec(message);
+  if (!remedy && !less && !ADVICE.test(message)) return;
   if (!app.extensionManager.setting.get(OFFER) || !isOpen(detail)) return;
+  if (less) return offerLess(detail, less);
   const answer = await fitted(remedy ? { [remedy.asked]: String(detail.node_id) } : {}).catch(() => undefined);
   if (!answer?.changed.length) return; // nothing to put in: the error itself says what to do
-  const { node_id: node, node_type: kind } = detail;
-  const ran = say("ran_out", `Node ${node} (${kind}) ran out of memory.`, { node, kind });
-  const wanted = await app.extensionManager.dialog.confirm({
-    title: say("out_of_memory", "Out of memory: make it fit?"),
-    message: [ran, remedy ? remedy.promise() : promise(), say("confirm", "Confirm to add:")].join(" "),
-    itemList: linesOf(answer, "changed"),
-    hint: say("then_queue", "Then queue it again. One undo takes it out."),
-  });
-  if (wanted) await insert(answer);
+  const said = remedy ? remedy.promise() : promise();
+  if (await confirmed(detail, said, say("confirm", "Confirm to add:"), linesOf(answer, "changed"))) await insert(answer);
 }
 
 app.registerExtension({
@@ -60,7 +82,7 @@ app.registerExtension({
       id: OFFER,
       category: ["Headroom", "Out of memory", "Offer"],
       name: "Offer Make It Fit when a prompt runs out of memory",
-      tooltip: "Of a text encoder, its Layerwise Casting is offered; of a training, Training Memory. Without it the error still says what would help.",
+      tooltip: "Of a text encoder, its Layerwise Casting is offered; of a training, Training Memory; behind Make It Fit, a smaller limit. Without it the error still says what would help.",
       type: "boolean",
       defaultValue: true,
     },

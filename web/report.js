@@ -1,6 +1,7 @@
 // Our reports on the nodes' faces, as text and as a bar. The host shows a node's pictures by itself, its text only on nodes of its own.
 import { app } from "../../scripts/app.js";
 import { addMemoryBar, bytes, showMemoryBar, translated } from "./memory_bar.js";
+import { nodeAt } from "./nodes.js";
 import { say } from "./words.js";
 
 const NODES = new Set([
@@ -128,16 +129,6 @@ async function showMeasured({ detail }) {
     const text = textOf(fit);
     text.value = text.value.split(head)[0] + took[fit.id];
   }
-}
-
-/** The node that a prompt calls by its path: through the subgraphs that it is in. */
-function nodeAt(path) {
-  let [graph, node] = [app.rootGraph];
-  for (const id of String(path).split(":")) {
-    node = graph?.getNodeById(id);
-    graph = node?.subgraph;
-  }
-  return node;
 }
 
 /** What is undone when the next prompt begins. */

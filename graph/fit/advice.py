@@ -14,6 +14,7 @@ WHERE = 'the command "Make It Fit (Headroom)" in the browser\'s menu Edit, or cl
 # In the names of what runs or loads a text encoder, and of what loads a model.
 TEXTS, LOADERS = ("TextEncode", "CLIPLoader"), ("CheckpointLoader", "UNETLoader")
 FOUR_BITS = ("nvfp4", "asym_w4a8_int8")  # the smallest of Layerwise Casting's storages
+LIMIT = 0.85  # where a Make It Fit names none
 LEAST, STEP = 0.25, 0.15  # of a limit that is advised to be lowered, and by how much
 SHOWN = 2  # of what would be inserted
 
@@ -53,10 +54,8 @@ def _for_sampler(prompt: Prompt, number: str, node: str) -> str:
             if inserted
             else f"{node}: Make It Fit between the loader and it picks settings that fit this card"
         )
-    inputs = prompt[fit]["inputs"]
-    quality, limit = inputs.get("quality", "exact"), as_number(inputs.get("limit")) or 0.85
-    more = [f"a limit of {limit - STEP:.2g} instead of {limit:.2g}"] * (limit >= LEAST)
-    more += ["quality near_exact"] * (quality == "exact")
+    quality, less = prompt[fit]["inputs"].get("quality", "exact"), _less(prompt[fit])
+    more = [less] * bool(less) + ["quality near_exact"] * (quality == "exact")
     given = f"give that {' and '.join(more)}, or " if more else ""
     return f"{node} is behind Make It Fit (node {fit}) already: {given}make the picture smaller"
 
@@ -70,7 +69,9 @@ def _for_vae(prompt: Prompt, number: str, node: str) -> str:
             f" picture in strips that fit; {WHERE} does the same with Low-Memory VAE"
         )
     if kind not in LOW_MEMORY and _kind(prompt, str(wrapped)) == FIT:
-        return f"{node} decodes as Make It Fit (node {wrapped}) planned: give that a smaller limit"
+        less = _less(prompt[str(wrapped)])
+        smaller = f"give that {less}" if less else "make the picture smaller"
+        return f"{node} decodes as Make It Fit (node {wrapped}) planned: {smaller}"
     what = "it" if kind in LOW_MEMORY else f"Low-Memory VAE (node {wrapped})"
     return f"{node} goes in strips: give {what} a smaller vram_budget_gb, or the method feathered (approximate)"
 
@@ -81,6 +82,14 @@ def _for_text(prompt: Prompt, number: str, node: str) -> str:
         smaller = f"give the casting of its text encoder (node {cast}) a storage of 4 bits (less near), or "
         return f"{node}: {'' if prompt[cast]['inputs'].get('storage') in FOUR_BITS else smaller}shorten the text"
     return f"{node}: Layerwise Casting (text encoder) behind its loader stores it in half of the memory, near-exact"
+
+
+def _less(fit: Mapping[str, Any]) -> str:
+    """What a Make It Fit would plan less with; empty where its limit is small already."""
+    if "limit" in links(fit):
+        return "a smaller limit"
+    limit = as_number(fit["inputs"].get("limit")) or LIMIT
+    return f"a limit of {limit - STEP:.2g} instead of {limit:.2g}" if limit >= LEAST else ""
 
 
 def _for_training(prompt: Prompt, number: str, node: str) -> str:

@@ -16,7 +16,7 @@ from headroom.tools.templates.template import WORKFLOWS
 
 from .graphs import ran
 from .in_page import DROP, RUN, TITLE_OF
-from .test_make_it_fit import HAS_FIT, KINDS, opened, settled, toast
+from .test_make_it_fit import EXECUTE, HAS_FIT, KINDS, opened, settled, toast
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator, Page
@@ -77,6 +77,28 @@ def test_it_is_offered_and_put_in_with_one_click(page: Page, pid: int) -> None:
     page.keyboard.press("ControlOrMeta+Z")
     page.wait_for_function(f"!{HAS_FIT}")
     assert sorted(page.evaluate(KINDS)) == sorted(before)
+
+
+LIMIT = """() => app.rootGraph.nodes.find(({ comfyClass }) => comfyClass === "HeadroomFit")
+  .widgets.find(({ name }) => name === "limit").value"""
+
+
+def test_what_is_behind_make_it_fit_gets_a_smaller_limit_with_one_click(page: Page, pid: int) -> None:
+    opened(page, too_large())
+    page.evaluate(EXECUTE)
+    page.wait_for_function(HAS_FIT)
+    settled(page)
+    said = offered(page, pid)
+    assert "Node 5 (KSampler) ran out of memory. Make It Fit (node 8) planned with 85 % of the card" in said
+    assert "with 70 % it looks for settings that take less. Confirm to change:" in said
+    assert "node 8, Make It Fit: limit 0.7 instead of 0.85" in said
+    dialog(page).get_by_role("button", name="Confirm").click()
+    page.wait_for_function(f"({LIMIT})() === 0.7")
+    assert page.evaluate(SELECTED) == ["HeadroomFit"]
+    sent = page.evaluate("app.graphToPrompt().then(({ output }) => output)")
+    assert sent["8"]["inputs"]["limit"] == 0.7
+    page.keyboard.press("ControlOrMeta+Z")
+    page.wait_for_function(f"({LIMIT})() === 0.85")
 
 
 def too_long() -> dict[str, Any]:

@@ -113,7 +113,9 @@ ADVICE = {
     "other work": (PLAIN, "6", "Make It Fit, for node 3 (KSampler) would keep less of the models on the card"),
     "fitted": (graph(n3=sampler()), "3", "give that a limit of 0.7 instead of 0.85 and quality near_exact, or make"),
     "fitted, may lose": (graph(n3=sampler(), n9=fit(quality="any", limit=0.1)), "3", "already: make the picture"),
-    "planned decode": (graph(n3=sampler(), n4=node("VAEDecode", vae=["9", 1])), "4", "give that a smaller limit"),
+    "planned decode": (graph(n3=sampler(), n4=node("VAEDecode", vae=["9", 1])), "4", "give that a limit of 0.7"),
+    "planned decode, small limit": (graph(n4=node("VAEDecode", vae=["9", 1]), n9=fit(limit=0.2)), "4", "planned: make"),
+    "linked limit": (graph(n3=sampler(), n9=fit(limit=["2", 0])), "3", "give that a smaller limit and quality"),
     "strips": (
         without_fit(n3=sampler(model="1"), n4=WRAPPED, n7=node("HeadroomVAE", vae=["1", 2])),
         "4",

@@ -31,6 +31,7 @@ RAN_OUT = """([id, kind, advice]) => app.api.dispatchCustomEvent("execution_erro
   exception_message: `out of memory\\nHeadroom: ${advice}`,
 })"""
 OF_A_SAMPLER = "Make It Fit (Headroom) in the menu Edit would help."
+OF_ONE_BEHIND = "node 6 is behind Make It Fit (node 11) already: give that a limit of 0.7 instead of 0.85."
 OF_A_TEXT = "Layerwise Casting (text encoder) behind its loader stores it in half of the memory."
 OF_A_TRAINING = "Training Memory in front of it computes each block again instead of keeping it."
 
@@ -96,6 +97,10 @@ def _dialogs(page: Page) -> Iterator[tuple[str, bytes]]:
     page.get_by_role("button", name="Confirm").click()
     page.wait_for_timeout(1200)
     yield "toast make it fit", page.screenshot()
+    page.evaluate(RAN_OUT, ["6", "KSampler", OF_ONE_BEHIND])
+    page.get_by_role("dialog").first.wait_for()
+    yield "dialog out of memory behind Make It Fit", _seen(page)
+    page.keyboard.press("Escape")
     page.evaluate(RAN_OUT, ["2", "CLIPTextEncode", OF_A_TEXT])
     page.get_by_role("dialog").first.wait_for()
     yield "dialog out of memory in a text", _seen(page)
