@@ -90,16 +90,6 @@ def open_template(page: Page, name: str) -> None:
     page.wait_for_function(OPENED, arg=[name, sorted(node["id"] for node in saved["nodes"])])
 
 
-@pytest.mark.parametrize("view", ["modern"])
-def test_each_opens_without_a_warning(page: Page) -> None:
-    for name in NAMES:
-        open_template(page, name)
-        page.wait_for_timeout(300)  # a warning would come after the nodes
-        assert not page.evaluate(BROKEN), name
-        assert not page.evaluate(LACKING), name
-        assert not warnings(page).count(), name
-
-
 @pytest.fixture(scope="module")
 def told(client: Client) -> dict[str, Any]:
     """What nodes of each kind send to their faces: of ours all, and pictures and videos of those that show them."""
@@ -111,7 +101,7 @@ def told(client: Client) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("view", ["classic", "modern"])
-def test_each_is_read_where_it_opens(page: Page, told: dict[str, Any]) -> None:
+def test_each_opens_without_a_warning_and_is_read_there(page: Page, told: dict[str, Any]) -> None:
     """As large as the screen allows, all of it on the screen, and no node over another or out of its group; and so
     with what its nodes say after a run, for which there is room.
     """
@@ -119,7 +109,10 @@ def test_each_is_read_where_it_opens(page: Page, told: dict[str, Any]) -> None:
     wrong: list[str] = []
     for name in NAMES:
         open_template(page, name)
-        page.wait_for_timeout(700)  # the view moves there
+        page.wait_for_timeout(700)  # the view moves there, and a warning would come after the nodes
+        assert not page.evaluate(BROKEN), name
+        assert not page.evaluate(LACKING), name
+        assert not warnings(page).count(), name
         zoom = page.evaluate("app.canvas.ds.scale")
         wrong += [f"{name} opens at {zoom:.3f}"] if zoom < LEAST_ZOOM else []
         assert not ONE_LOOK.intersection(page.evaluate("app.rootGraph.nodes.map(({ type }) => type)")), name

@@ -19,7 +19,7 @@ from ..nightly import NIGHTLY
 from .in_process import GRAPHS, execute, prompt_executor, small
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-BY_DAY = ["make_it_fit", "train_lora"]
+BY_DAY = ["train_lora"]
 MB = 2**20
 
 

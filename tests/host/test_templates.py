@@ -274,7 +274,7 @@ def _values(workflow: Workflow) -> Iterator[Any]:
 NAMING_CARDS = [name for name, spec in TEMPLATES.items() if "GB" in spec.title]
 
 
-@pytest.mark.parametrize("called", some_of(NAMING_CARDS, 1))
+@pytest.mark.parametrize("called", some_of(NAMING_CARDS, 3))
 def test_it_is_for_the_card_that_its_name_says(called: str) -> None:
     """By what is predicted of the files that it names, whether they are there or not."""
     size = int(re.findall(r"(\d+)GB", TEMPLATES[called].title)[0])
