@@ -145,16 +145,16 @@ def test_they_are_found_by_what_people_look_for(page: Page) -> None:
     dialog.get_by_text(PACK_FOLDER).first.click()
     page.get_by_test_id(f"template-workflow-{NAMES[0]}").wait_for()
     search = dialog.get_by_role("textbox").or_(dialog.get_by_role("combobox")).first
-    for words, name in (
-        ("low vram", "Flux on 8GB (low VRAM)"),
-        ("out of memory", "Out of memory - make SDXL fit 6GB"),
-        ("8gb", "Wan video on 8GB"),
+    for words, name, other in (
+        ("low vram", "Flux on 8GB (low VRAM)", "Qwen-Image on 12GB"),
+        ("out of memory", "Out of memory - make SDXL fit 6GB", "Qwen-Image on 12GB"),
+        ("8gb", "Wan video on 8GB", "Compare ways to save VRAM"),
     ):
         search.fill(words)
-        page.get_by_test_id("template-workflow-Compare ways to save VRAM").wait_for(state="detached")
+        page.get_by_test_id(f"template-workflow-{other}").wait_for(state="detached")
         page.get_by_test_id(f"template-workflow-{name}").wait_for()
         search.fill("")
-        page.get_by_test_id("template-workflow-Compare ways to save VRAM").wait_for()
+        page.get_by_test_id(f"template-workflow-{other}").wait_for()
 
 
 @pytest.mark.parametrize("view", ["classic"])
