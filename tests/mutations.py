@@ -2107,6 +2107,11 @@ WORKFLOWS = (
         ),
     ),
     *_of(
+        "host/training/first_step.py",
+        "host/test_let_go.py",
+        ("training: the graph's hooks keep the first step", "weakref.ref(self)", "(lambda step: lambda: step)(self)"),
+    ),
+    *_of(
         "host/training/costs.py",
         "host/test_training.py host/test_training_estimate.py",
         (
