@@ -22,6 +22,8 @@ const REPORTING = new Set([VIDEO, "HeadroomVAEEncodeVideo"]);
 const ROOMY = new Set([...REPORTING, "HeadroomVAE", "HeadroomVAEDecode", "HeadroomVAEEncode"]);
 const WITH_BAR = new Set(["HeadroomReport", "HeadroomEstimate", "HeadroomTrainingEstimate", "HeadroomFit"]);
 const WIDGET = "text";
+/** What ComfyUI calls the widget in which a canvas draws pictures. */
+const DRAWN = "$$canvas-image-preview";
 /** Of a new node, more than its text needs at least: a plan and what it took are read without scrolling. */
 const ROOM = 140;
 /** Of the node with the widest table, which is read without being broken. */
@@ -59,6 +61,9 @@ const remembered = () => document.querySelector("#vue-app")?.__vue_app__?.config
 function dropPreview(node) {
   remembered()?.revokePreviewsByLocatorId?.(`${placeOf(node)}`);
   delete app.nodePreviewImages?.[placeOf(node)];
+  delete node.imgs; // a canvas draws these
+  const drawn = node.widgets?.find(({ name }) => name === DRAWN);
+  if (drawn) node.removeWidget(drawn);
 }
 
 /** Takes a file that no browser plays off what the browser shows; the history has it. */

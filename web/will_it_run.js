@@ -84,7 +84,11 @@ function dialog() {
 }
 
 function button(text, onclick) {
-  return element("button", { text, onclick, type: "button", style: { padding: "6px 14px", cursor: "pointer" } });
+  const style = {
+    padding: "6px 14px", cursor: "pointer", borderRadius: "6px", color: "var(--input-text, #ddd)",
+    background: "var(--comfy-input-bg, #222)", border: "1px solid var(--border-color, #444)",
+  };
+  return element("button", { text, onclick, type: "button", style });
 }
 
 async function putIn(shown) {
