@@ -157,7 +157,7 @@ PLAYED = """(name) =>
   [...document.querySelectorAll("video")].some(({ src, videoWidth }) => src.includes(name) && videoWidth)"""
 LEFT = """[...document.querySelectorAll('[data-node-id] img')].filter(({ src }) => src.startsWith("blob:"))"""
 # On a canvas.
-DRAWN = """app.rootGraph.nodes.some(({ imgs, widgets }) =>
+ON_CANVAS = """app.rootGraph.nodes.some(({ imgs, widgets }) =>
   imgs?.length || widgets?.some(({ name }) => /image-preview/.test(name)))"""
 SAID = "(words) => document.body.innerText.includes(words)"
 
@@ -181,7 +181,7 @@ def test_a_video_is_shown_and_what_was_told_of_its_frames_is_over(page: Page, vi
     # A frontend keeps what a node told last, or nothing of it.
     assert page.evaluate(SAID, "120 frames in ") or not page.evaluate(SAID, "frames in ")
     page.wait_for_function(f"!{LEFT}.length")
-    page.wait_for_function(f"!{DRAWN}")
+    page.wait_for_function(f"!{ON_CANVAS}")
 
 
 @pytest.mark.parametrize("view", ["modern"])
