@@ -54,7 +54,7 @@ SIGNS: dict[str, str | None] = {
     "python3 -m tools test --host 0.18.2": PYTEST,
     "python3 -m tools test --host 0.18.2 -- tests/host/test_contract.py": PYTEST,
     "python3 -m tools test --frontend 1.58.1 -- tests/browser": PYTEST,
-    "python3 -m tools test --card 8GB-rtx3060 -- tests/host/test_fit.py": PYTEST,
+    "python3 -m tools test --card 8GB-rtx3060 -- tests/emulator/test_memory.py": PYTEST,
     "python3 cli/calibrate.py": DONE,
     "python3 cli/check.py": DONE,
 }
