@@ -132,7 +132,8 @@ class FirstStep:
     def watched(self) -> saved_tensors_hooks:
         """Within it, what autograd saves outside of the blocks is seen.
 
-        Its graph keeps the hooks, and the inputs here keep the graph: through it no collector of garbage would see.
+        Its graph keeps the hooks. One that kept this step would close a circle through the graph, where no collector of
+        garbage sees it: the model stayed for good.
         """
         itself = weakref.ref(self)
 
