@@ -24,7 +24,7 @@ const REMEDIES = [
   },
 ];
 /** Of a work that Make It Fit has planned: its node, and the limit that is advised instead of its own. */
-const LESS = /^Headroom: .*Make It Fit \(node ([\w:]+)\).* a limit of ([\d.]+) instead of ([\d.]+)/m;
+const LESS = /^Headroom: .*Make It Fit \(node ([\w:]+)\).* a limit of ([\d.]*\d) instead of ([\d.]*\d)/m;
 const PROMISE =
   "Make It Fit picks settings that fit this card without changing the picture; if none do, it stops and says what you would need.";
 const PROMISE_OF_QUALITY =

@@ -8,13 +8,13 @@ from typing import Any
 from ..formats import as_number
 from ..kinds import CAST_CLIP, DECODES, ENCODES, FIT, LOW_MEMORY, SAMPLERS, TRAIN, TRAINING, VAE
 from ..prompt import Prompt, links
+from ..settings import FitSettings
 from .insert import insert_fit
 
 WHERE = 'the command "Make It Fit (Headroom)" in the browser\'s menu Edit, or cli/fit.py'
 # In the names of what runs or loads a text encoder, and of what loads a model.
 TEXTS, LOADERS = ("TextEncode", "CLIPLoader"), ("CheckpointLoader", "UNETLoader")
 FOUR_BITS = ("nvfp4", "asym_w4a8_int8")  # the smallest of Layerwise Casting's storages
-LIMIT = 0.85  # where a Make It Fit names none
 LEAST, STEP = 0.25, 0.15  # of a limit that is advised to be lowered, and by how much
 SHOWN = 2  # of what would be inserted
 
@@ -88,7 +88,7 @@ def _less(fit: Mapping[str, Any]) -> str:
     """What a Make It Fit would plan less with; empty where its limit is small already."""
     if "limit" in links(fit):
         return "a smaller limit"
-    limit = as_number(fit["inputs"].get("limit")) or LIMIT
+    limit = as_number(fit["inputs"].get("limit")) or FitSettings.limit
     return f"a limit of {limit - STEP:.2g} instead of {limit:.2g}" if limit >= LEAST else ""
 
 

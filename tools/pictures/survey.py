@@ -91,19 +91,14 @@ def _dialogs(page: Page) -> Iterator[tuple[str, bytes]]:
     page.keyboard.press("Escape")
     page.get_by_role("dialog").wait_for(state="detached")
     page.evaluate(DROP, (WORKFLOWS / "sd15_text_to_image.json").read_text(encoding="utf-8"))
-    page.evaluate(RAN_OUT, ["6", "KSampler", OF_A_SAMPLER])
-    page.get_by_role("dialog").first.wait_for()
-    yield "dialog out of memory", _seen(page)
+    yield "dialog out of memory", _offered(page, "6", "KSampler", OF_A_SAMPLER)
     page.get_by_role("button", name="Confirm").click()
     page.wait_for_timeout(1200)
     yield "toast make it fit", page.screenshot()
-    page.evaluate(RAN_OUT, ["6", "KSampler", OF_ONE_BEHIND])
-    page.get_by_role("dialog").first.wait_for()
-    yield "dialog out of memory behind Make It Fit", _seen(page)
+    yield "dialog out of memory behind Make It Fit", _offered(page, "6", "KSampler", OF_ONE_BEHIND)
     page.keyboard.press("Escape")
-    page.evaluate(RAN_OUT, ["2", "CLIPTextEncode", OF_A_TEXT])
-    page.get_by_role("dialog").first.wait_for()
-    yield "dialog out of memory in a text", _seen(page)
+    page.get_by_role("dialog").wait_for(state="detached")
+    yield "dialog out of memory in a text", _offered(page, "2", "CLIPTextEncode", OF_A_TEXT)
     page.keyboard.press("Escape")
     page.evaluate(LOOK_AT, "8")
     page.evaluate(RAN_OUT, ["8", "HeadroomVAEDecode", OF_A_SAMPLER])
@@ -120,12 +115,17 @@ def _dialogs(page: Page) -> Iterator[tuple[str, bytes]]:
     yield "dialog settings", _seen(page)
     page.keyboard.press("Escape")
     page.evaluate(DROP, json.dumps(_training()))
-    page.evaluate(RAN_OUT, ["7", "TrainLoraNode", OF_A_TRAINING])
-    page.get_by_role("dialog").first.wait_for()
-    yield "dialog out of memory in a training", _seen(page)
+    yield "dialog out of memory in a training", _offered(page, "7", "TrainLoraNode", OF_A_TRAINING)
     page.get_by_role("button", name="Confirm").click()
     page.wait_for_timeout(1200)
     yield "toast training memory", page.screenshot()
+
+
+def _offered(page: Page, node: str, kind: str, advice: str) -> bytes:
+    """What is offered for a node that has run out of memory."""
+    page.evaluate(RAN_OUT, [node, kind, advice])
+    page.get_by_role("dialog").first.wait_for()
+    return _seen(page)
 
 
 def _training() -> Workflow:
