@@ -112,6 +112,19 @@ class TestVAE:
         monkeypatch.setattr(vae.GeneratedCoding, "in_strips", lambda self, model: in_strips(self, model) + 1e-3)
         assert next(vae.decode_checks(bench)).look()[0] is CheckOutcome.BROKEN
 
+    @pytest.mark.parametrize(("strips", "outcome"), [(1.0, CheckOutcome.HELD), (1.001, CheckOutcome.BROKEN)])
+    def test_an_error_of_the_untiled_result_is_not_taken_for_one_of_the_strips(
+        self, strips: float, outcome: CheckOutcome, bench: Bench, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        coding = vae.GeneratedCoding.decode(bench)
+        monkeypatch.setattr(vae.GeneratedCoding, "single", coding.single * 1.0001)
+        in_strips = vae.GeneratedCoding.in_strips
+        monkeypatch.setattr(vae.GeneratedCoding, "in_strips", lambda self, model: in_strips(self, model) * strips)
+        found, text, numbers = next(vae.decode_checks(bench)).look()
+        assert found is outcome, text
+        assert "dB from untiled; from float64 " in text
+        assert numbers["db"] < 85 > numbers["db_untiled"]
+
     def test_more_than_the_budget_is_seen(self, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
         followed = vae.followed
         monkeypatch.setattr(vae, "followed", lambda *args: followed(*args) + 2**24)
