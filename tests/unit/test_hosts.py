@@ -2,13 +2,15 @@
 
 import argparse
 import io
+import subprocess
 import sys
 import tarfile
+import time
 from pathlib import Path
 
 import pytest
 
-from headroom.tools.server.server import Server
+from headroom.tools.server.server import Server, ends_with_its_parent
 from headroom.tools.setup import hosts
 from headroom.tools.setup.environment import PACK, Environment
 from headroom.tools.setup.progress import SetupError
@@ -74,3 +76,24 @@ def test_another_frontend_reaches_the_server(frontend: Path | None, monkeypatch:
     assert told == given
     command = Server(told, cpu=True)._command()
     assert command[-2:] == ["--front-end-root", "/pages"] if frontend else "--front-end-root" not in command
+
+
+@pytest.mark.skipif(not ends_with_its_parent(), reason="this system has no setpriv that could")
+def test_a_server_ends_with_what_began_it_even_if_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    given = Environment(Path(sys.executable), Path("/comfyui"), "9.9.9", Path("/models"), PACK, None)
+    assert Server(given, cpu=True)._command()[: len(ends_with_its_parent()) + 1] == [
+        *ends_with_its_parent(), sys.executable,
+    ]  # fmt: skip
+    child = [*ends_with_its_parent(), sys.executable, "-c", "import time; time.sleep(600)"]
+    code = f"import subprocess, time; print(subprocess.Popen({child}, start_new_session=True).pid, flush=True)"
+    parent = subprocess.Popen([sys.executable, "-c", f"{code}; time.sleep(600)"], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    running = Path("/proc", parent.stdout.readline().strip(), "cmdline")
+    deadline = time.monotonic() + 30
+    while b"sleep" not in running.read_bytes() or b"setpriv" in running.read_bytes():
+        assert time.monotonic() < deadline
+    parent.kill()
+    parent.wait()
+    while running.exists() and running.read_bytes():  # empty: ended, and nobody has asked for its status
+        assert time.monotonic() < deadline
+        time.sleep(0.05)

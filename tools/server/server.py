@@ -145,7 +145,7 @@ class Server:
         if self.environment.frontend is not None:
             options += ["--front-end-root", str(self.environment.frontend)]
         program = [str(self.environment.python), str(self.environment.comfyui / "main.py")]
-        return [*program, *options, *self.extra_args]
+        return [*ends_with_its_parent(), *program, *options, *self.extra_args]
 
     # ----------------------------------------------------------------------------------------- its process
 
@@ -222,6 +222,16 @@ class Server:
     def _quote(self) -> str:
         lines = [line.strip() for line in self._log().splitlines() if line.strip()]
         return f"; its log ends with: {' | '.join(lines[-QUOTED_LINES:])} (log: {self.log_path})."
+
+
+@functools.lru_cache
+def ends_with_its_parent() -> tuple[str, ...]:
+    """What to put before a command so that it ends even if the program that began it is killed; empty where that
+    cannot be asked for. A suite that is interrupted kills the processes that hold its servers."""
+    words = ("setpriv", "--pdeathsig", "TERM", "--")  # of util-linux; others of that name lack the option
+    if sys.platform != "linux" or shutil.which(words[0]) is None:
+        return ()
+    return () if subprocess.run([*words, "true"], check=False, capture_output=True).returncode else words
 
 
 @functools.lru_cache
