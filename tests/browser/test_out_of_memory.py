@@ -166,6 +166,32 @@ def test_a_decode_is_offered_strips(page: Page, pid: int) -> None:
     assert page.evaluate(SELECTED) == ["HeadroomVAE"]
 
 
+def larger_than_planned() -> dict[str, Any]:
+    """A decode behind a Make It Fit (8) that was given a smaller latent (5): its picture alone is 805 MB."""
+    planned = {"model": "MODEL", "vae": "VAE", "samples": "LATENT", "cfg*": "FLOAT", "quality*": "COMBO"}
+    return graph(
+        [
+            ui_node(1, "CheckpointLoaderSimple", {}, "MODEL CLIP VAE", widgets_values=["tiny_sd15.safetensors"]),
+            ui_node(4, "EmptyLatentImage", {}, "LATENT", widgets_values=[8192, 8192, 1]),
+            ui_node(5, "EmptyLatentImage", {}, "LATENT", widgets_values=[64, 64, 1]),
+            ui_node(6, "VAEDecode", {"samples": "LATENT", "vae": "VAE"}, "IMAGE"),
+            ui_node(7, "SaveImage", {"images": "IMAGE"}, widgets_values=["x"]),
+            ui_node(8, "HeadroomFit", planned, "MODEL VAE STRING IMAGE", widgets_values=[8.0, "exact"]),
+        ],
+        (1, 0, 8, "model"), (1, 2, 8, "vae"), (5, 0, 8, "samples"), (4, 0, 6, "samples"), (8, 1, 6, "vae"),
+        (6, 0, 7, "images"),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("view", ["classic"])
+def test_a_decode_behind_make_it_fit_gets_a_smaller_limit(page: Page, pid: int) -> None:
+    opened(page, larger_than_planned())
+    said = offered(page, pid)
+    assert "Node 6 (VAEDecode) ran out of memory. Make It Fit (node 8) planned with 85 % of the card" in said
+    dialog(page).get_by_role("button", name="Confirm").click()
+    page.wait_for_function(f"({LIMIT})() === 0.7")
+
+
 @pytest.mark.parametrize("view", ["classic"])
 def test_nothing_is_offered_where_that_is_switched_off(page: Page, pid: int) -> None:
     opened(page, too_large())
