@@ -113,7 +113,7 @@ def _exact(coding: GeneratedCoding) -> Found:
     db = decibels(noise_of(result, coding.single))
     if db >= EXACT_DB:
         return held(not warned), f"{said_db(db)} from untiled; {said}", {"db": db}
-    # A CPU's GroupNorm sums a large picture with little precision; the strips' own sums do not.
+    # Where channels lie last, as pixels come, a CPU's GroupNorm sums plainly; the strips' sums are more exact.
     try:
         untiled = noise_of(coding.single, coding.double)
     except (RuntimeError, TypeError):  # many GPUs have no float64
