@@ -1,5 +1,6 @@
 // The command "Make It Fit": puts our nodes into the open workflow, by the same code as cli/fit.py. One undo takes them out.
 import { app } from "../../scripts/app.js";
+import { graphs, placeOf } from "./nodes.js";
 import { say, sayTold } from "./words.js";
 
 const ID = "Headroom.MakeItFit";
@@ -31,14 +32,20 @@ export const refused = ({ error, told }, response) => new Error(error ? sayTold(
 /** The lines of an answer's part, in the page's language. */
 export const linesOf = ({ told, ...answer }, part) => [answer[part]].flat().map((line, at) => sayTold(line, told?.[part]?.[at]));
 
-/** The server's answer to the open workflow: what it would put in, `more` being asked too. An Error with its sentence where it cannot. */
+/**
+ * The server's answer to the open workflow: what it would put in, `more` being asked too; with the tab's history, and its
+ * state when it was asked. An Error with its sentence where it cannot.
+ */
 export async function fitted(more = {}) {
+  const history = tracker();
+  take(history);
+  const state = history.activeState;
   const asked = { workflow: app.rootGraph.serialize(), limit: allowed(), quality: quality(), ...more };
   const headers = { "Content-Type": "application/json" };
   const response = await app.api.fetchApi("/headroom/fit", { method: "POST", headers, body: JSON.stringify(asked) });
   const answer = await response.json().catch(() => ({}));
   if (!response.ok) throw refused(answer, response);
-  return answer;
+  return { ...answer, more, history, state };
 }
 
 const tracker = () => app.extensionManager.workflow.activeWorkflow.changeTracker;
@@ -86,13 +93,19 @@ function show(nodes) {
   if (!isWhole) canvas.centerOnNode(nodes[0]);
 }
 
-/** Puts in what the server answered, and says so. */
-export async function insert(answer) {
-  const { workflow, changed } = answer;
+/** Puts in what the server answered, and says so; asks anew where the workflow is another by now. */
+export async function insert(answer, again = true) {
+  const { workflow, changed, more, history, state } = answer;
+  if (tracker() !== history) {
+    toast("warn", say("another_tab", "Another workflow was opened meanwhile: nothing was put into either. Ask again in the one that it is for."));
+    return;
+  }
+  take(history);
+  if (again && history.activeState !== state) return insert(await fitted(more), false);
   if (changed.length) {
-    const before = new Set(app.rootGraph.nodes.map(({ id }) => String(id)));
+    const before = new Set(graphs().flatMap(({ nodes }) => nodes.map(placeOf)));
     await stepTo(workflow);
-    show(app.rootGraph.nodes.filter(({ id }) => !before.has(String(id))));
+    show(app.canvas.graph.nodes.filter((node) => !before.has(placeOf(node)))); // of a subgraph, if one is open
   }
   toast(changed.length ? "success" : "warn", ["summary", "changed", "notes"].flatMap((part) => linesOf(answer, part)).join("\n"));
 }

@@ -1,7 +1,7 @@
 // When a prompt has run out of memory: what would help, with one click. The sentence is the server's (host/server/advised.py).
 import { app } from "../../scripts/app.js";
 import { fitted, insert, linesOf, quality, setWidget } from "./make_it_fit.js";
-import { nodeAt } from "./nodes.js";
+import { isOfOpenTab, nodeAt } from "./nodes.js";
 import { say } from "./words.js";
 
 const OFFER = "Headroom.OutOfMemory.Offer";
@@ -33,12 +33,11 @@ const promiseOfLess = (fit, now, was) =>
   `Make It Fit (node ${fit}) planned with ${was} % of the card; with ${now} % it looks for settings that take less.`;
 const promise = () => (quality() === "exact" ? say("promise", PROMISE) : say("promise_of_quality", PROMISE_OF_QUALITY));
 
-/** Whether the prompt that failed may be the open workflow's: another may have been opened since. */
-function isOpen({ node_id, node_type }) {
-  const [id, ...inside] = String(node_id).split(":");
-  const node = app.rootGraph.getNodeById(id);
-  return Boolean(node) && (inside.length > 0 || node.comfyClass === node_type);
-}
+/** Whether the prompt that failed is the open workflow's: another may have been opened since. */
+const isOpen = ({ prompt_id, node_id, node_type }) => isOfOpenTab(prompt_id) && nodeAt(node_id)?.comfyClass === node_type;
+
+/** A queue of prompts that all run out of memory asks once. */
+let asking = false;
 
 /** Asks whether to do what is listed. */
 function confirmed({ node_id: node, node_type: kind }, promise, doing, itemList) {
@@ -67,8 +66,17 @@ async function offer({ detail }) {
   const remedy = REMEDIES.find(({ advice }) => advice.test(message));
   const less = LESS.exec(message);
   if (!remedy && !less && !ADVICE.test(message)) return;
-  if (!app.extensionManager.setting.get(OFFER) || !isOpen(detail)) return;
-  if (less) return offerLess(detail, less);
+  if (asking || !app.extensionManager.setting.get(OFFER) || !isOpen(detail)) return;
+  asking = true;
+  try {
+    await (less ? offerLess(detail, less) : offerNodes(detail, remedy));
+  } finally {
+    asking = false;
+  }
+}
+
+/** Offers what helps a node: Make It Fit, or what stands in its place. */
+async function offerNodes(detail, remedy) {
   const answer = await fitted(remedy ? { [remedy.asked]: String(detail.node_id) } : {}).catch(() => undefined);
   if (!answer?.changed.length) return; // nothing to put in: the error itself says what to do
   const said = remedy ? remedy.promise() : promise();

@@ -1,7 +1,7 @@
 // Our reports on the nodes' faces, as text and as a bar. The host shows a node's pictures by itself, its text only on nodes of its own.
 import { app } from "../../scripts/app.js";
 import { addMemoryBar, bytes, showMemoryBar, translated } from "./memory_bar.js";
-import { nodeAt } from "./nodes.js";
+import { graphs, isOfOpenTab, nodeAt, nodeIn, nodesOn, openTab, placeOf, store, tabOf } from "./nodes.js";
 import { say } from "./words.js";
 
 const NODES = new Set([
@@ -20,7 +20,8 @@ const VIDEO = "HeadroomVAEDecodeVideo";
 const REPORTING = new Set([VIDEO, "HeadroomVAEEncodeVideo"]);
 /** Those that Nodes 2.0 shows with an empty box, where their advanced inputs stand in the older look. */
 const ROOMY = new Set([...REPORTING, "HeadroomVAE", "HeadroomVAEDecode", "HeadroomVAEEncode"]);
-const WITH_BAR = new Set(["HeadroomReport", "HeadroomEstimate", "HeadroomTrainingEstimate", "HeadroomFit"]);
+const FIT = "HeadroomFit";
+const WITH_BAR = new Set(["HeadroomReport", "HeadroomEstimate", "HeadroomTrainingEstimate", FIT]);
 const WIDGET = "text";
 /** What ComfyUI calls the widget in which a canvas draws pictures. */
 const DRAWN = "$$canvas-image-preview";
@@ -51,15 +52,9 @@ function addText(node, text) {
 
 const textOf = (node) => node?.widgets?.find(({ name }) => name === WIDGET);
 
-/** What the browser calls a node in its tables of pictures. */
-const placeOf = ({ id, graph }) => (graph === app.rootGraph ? id : `${graph.id}:${id}`);
-
-/** What the browser remembers of nodes' pictures, where Nodes 2.0 reads it: it gives no other way to it. */
-const remembered = () => document.querySelector("#vue-app")?.__vue_app__?.config?.globalProperties?.$pinia?._s?.get("nodeOutput");
-
 /** Lets the last preview of a node go, which the browser would take for the video that it shows instead, or put below it. */
 function dropPreview(node) {
-  remembered()?.revokePreviewsByLocatorId?.(`${placeOf(node)}`);
+  store("nodeOutput")?.revokePreviewsByLocatorId?.(placeOf(node)); // where Nodes 2.0 reads it
   delete app.nodePreviewImages?.[placeOf(node)];
   delete node.imgs; // a canvas draws these
   const drawn = node.widgets?.find(({ name }) => name === DRAWN);
@@ -75,8 +70,8 @@ function dropUnplayed(node, output) {
   }
 }
 
-/** What the last run took, by node: it stays when the plan is shown again. */
-let took = {};
+/** The rows of each tab's last run, by its path: what it took stays when the plan is shown again. */
+const measured = new Map();
 
 function show(node, output) {
   if (node?.comfyClass === VIDEO) dropUnplayed(node, output);
@@ -85,18 +80,24 @@ function show(node, output) {
     addText(node, "");
     node.setSize([node.size[0], Math.max(height, node.computeSize()[1] + LATER)]);
   }
-  if (output?.text) textOf(node).value = output.text.join("\n") + (took[node.id] ?? "");
+  if (output?.text) textOf(node).value = output.text.join("\n") + tookBehind(node);
   if (WITH_BAR.has(node?.comfyClass)) showMemoryBar(node, output);
   node?.setDirtyCanvas?.(true, true); // a drawn node's parts take their places
 }
 
-/** The ids of all nodes behind one. */
+/** All nodes behind one, around the subgraph that it is in too. */
 function behind(node, found = new Set()) {
-  const links = (node.outputs ?? []).flatMap((output) => output.links ?? []).map((id) => app.rootGraph.links.get(id));
-  for (const id of links.map((link) => link?.target_id).filter((id) => id != null && !found.has(id))) {
-    found.add(id);
-    const next = app.rootGraph.getNodeById(id);
-    if (next) behind(next, found);
+  const { graph } = node;
+  const links = (node.outputs ?? []).flatMap((output) => output.links ?? []).map((id) => graph.links.get(id));
+  for (const { target_id: id } of links.filter(Boolean)) {
+    const next = graph.getNodeById(id);
+    if (!next) {
+      const places = graphs().flatMap(({ nodes }) => nodes.filter(({ subgraph }) => subgraph === graph));
+      places.forEach((place) => behind(place, found));
+    } else if (!found.has(next)) {
+      found.add(next);
+      behind(next, found);
+    }
   }
   return found;
 }
@@ -114,25 +115,30 @@ function sizesOf({ measured: { highest, source }, live_bytes: live, predicted })
   return `${whole}; ${say("beyond_weights", `beyond the weights ${measured}, predicted ${expected}`, { measured, expected })}`;
 }
 
-/** What a run took, under the plan of each Make It Fit before it. */
-async function showMeasured({ detail }) {
-  const fits = app.rootGraph.nodes.filter(({ comfyClass }) => comfyClass === "HeadroomFit");
-  if (!fits.length) return;
-  const response = await app.api.fetchApi(`/headroom/runs/${detail.prompt_id}?none_too=1`);
+const headOfTook = () => `\n\n${say("it_took", "It took:")}\n`;
+
+/** What the open tab's last run took behind a Make It Fit; empty of other nodes, and where nothing is known. */
+function tookBehind(node) {
+  const rows = node.comfyClass === FIT ? (measured.get(openTab()) ?? []) : [];
+  const found = rows.length ? behind(node) : new Set();
+  const lines = rows
+    .filter((row) => row.outcome === "done" && row.measured && nodesOn(row.id).some((one) => found.has(one)))
+    .map((row) => `${translated(`#${row.id} ${row.work}`)}: ${row.seconds.toFixed(1)} s, ${sizesOf(row)}`);
+  return lines.length ? headOfTook() + lines.join("\n") : "";
+}
+
+/** What a run took, under the plan of each Make It Fit before it; in another tab, once that is opened again. */
+async function showMeasured({ detail: { prompt_id: prompt } }) {
+  const tab = tabOf(prompt);
+  const fits = () => graphs().flatMap(({ nodes }) => nodes.filter(({ comfyClass }) => comfyClass === FIT));
+  if (tab === openTab() && !fits().length) return;
+  const response = await app.api.fetchApi(`/headroom/runs/${prompt}?none_too=1`);
   if (!response.ok) return;
-  const { rows } = await response.json();
-  // Another workflow may have been opened since.
-  if (!rows.every(({ id }) => app.rootGraph.getNodeById(id.split(":")[0]))) return;
-  const head = `\n\n${say("it_took", "It took:")}\n`;
-  for (const fit of fits) {
-    const ids = new Set([...behind(fit)].map(String));
-    const lines = rows
-      .filter(({ id, outcome, measured }) => ids.has(id.split(":")[0]) && outcome === "done" && measured)
-      .map((row) => `${translated(`#${row.id} ${row.work}`)}: ${row.seconds.toFixed(1)} s, ${sizesOf(row)}`);
-    if (!lines.length) continue;
-    took[fit.id] = head + lines.join("\n");
+  measured.set(tab, (await response.json()).rows);
+  if (tab !== openTab()) return;
+  for (const fit of fits()) {
     const text = textOf(fit);
-    text.value = text.value.split(head)[0] + took[fit.id];
+    text.value = text.value.split(headOfTook())[0] + tookBehind(fit);
   }
 }
 
@@ -141,9 +147,9 @@ let undo = () => {};
 
 /** An error of ours on the face of its node, in a text of its own where the node has none. */
 function showError({ detail }) {
-  const { node_id: path, node_type: kind, exception_message: sentence } = detail;
+  const { prompt_id: prompt, node_id: path, node_type: kind, exception_message: sentence } = detail;
   const node = nodeAt(path);
-  if (!kind?.startsWith("Headroom") || node?.comfyClass !== kind || !sentence) return;
+  if (!kind?.startsWith("Headroom") || node?.comfyClass !== kind || !sentence || !isOfOpenTab(prompt)) return;
   const [before, size] = [textOf(node)?.value, [...node.size]];
   if (before === undefined) {
     addText(node, sentence.trim());
@@ -163,8 +169,8 @@ function showError({ detail }) {
   };
 }
 
-function begin() {
-  took = {};
+function begin({ detail }) {
+  measured.delete(tabOf(detail.prompt_id));
   const last = undo;
   undo = () => {};
   last();
@@ -203,8 +209,8 @@ app.registerExtension({
 
   // Results that come back with a tab or from the history.
   onNodeOutputsUpdated(outputs) {
-    for (const [id, output] of Object.entries(outputs)) {
-      const node = app.rootGraph.getNodeById(id);
+    for (const [place, output] of Object.entries(outputs)) {
+      const node = nodeIn(place);
       if (reports(node)) show(node, output);
     }
   },

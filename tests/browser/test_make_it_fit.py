@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from playwright.sync_api import TimeoutError as TookTooLong
 
-from headroom.tests.host.ui_workflows import OTHER_ID, Workflow, graph, text_to_image, ui_node
+from headroom.tests.host.ui_workflows import OTHER_ID, Workflow, graph, in_a_subgraph, text_to_image, ui_node
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Locator, Page, Route
 
 DROP_AS = "([text, name]) => app.handleFile(new File([text], name, { type: 'application/json' }))"
 ELSEWHERE = (700, 500)  # in the canvas, beside the menu
@@ -109,3 +110,78 @@ def in_a_circle() -> Workflow:
     latent = ({"samples": "LATENT"}, "LATENT")
     nodes = [ui_node(number, "LatentFlip", *latent, widgets_values=["x-axis: vertically"]) for number in (1, 2)]
     return graph(nodes, (1, 0, 2, "samples"), (2, 0, 1, "samples"), id=OTHER_ID)
+
+
+BEGIN = "() => void app.extensionManager.command.execute('Headroom.MakeItFit')"  # and waits for nothing
+STEPS = "app.rootGraph.nodes.find(({ comfyClass }) => comfyClass === 'KSampler').widgets.find(({ name }) => name === 'steps')"
+
+
+def held(page: Page) -> list[Route]:
+    """The first question to the server waits in here until it is sent on; later ones do not."""
+    waiting: list[Route] = []
+
+    def meet(route: Route) -> None:
+        if waiting:
+            route.continue_()
+        else:
+            waiting.append(route)
+
+    page.route("**/headroom/fit", meet)
+    return waiting
+
+
+def asked(page: Page, waiting: list[Route]) -> None:
+    """The command, until its question is on the way."""
+    with page.expect_request("**/headroom/fit"):
+        page.evaluate(BEGIN)
+    while not waiting:
+        page.wait_for_timeout(50)
+
+
+@pytest.mark.parametrize("view", ["classic"])
+def test_an_answer_is_put_into_no_other_tab(page: Page) -> None:
+    opened(page, text_to_image())
+    waiting = held(page)
+    asked(page, waiting)
+    other = opened(page, text_to_image() | {"id": OTHER_ID})
+    waiting[0].continue_()
+    toast(page, "Another workflow was opened meanwhile: nothing was put into either.").wait_for()
+    assert settled(page) == other
+
+
+@pytest.mark.parametrize("view", ["classic"])
+def test_what_is_changed_while_it_is_asked_stays(page: Page) -> None:
+    opened(page, text_to_image())
+    waiting = held(page)
+    asked(page, waiting)
+    page.evaluate(f"{STEPS}.value = 7")
+    waiting[0].continue_()
+    page.wait_for_function(HAS_FIT)
+    assert page.evaluate(f"{STEPS}.value") == 7
+    page.keyboard.press("ControlOrMeta+Z")
+    page.wait_for_function(f"!{HAS_FIT}")
+    assert page.evaluate(f"{STEPS}.value") == 7
+
+
+def test_an_open_subgraph_stays_open_and_only_its_own_nodes_are_selected(page: Page) -> None:
+    opened(page, in_a_subgraph(text_to_image()))
+    page.evaluate("app.canvas.openSubgraph(app.rootGraph.nodes.find(({ subgraph }) => subgraph).subgraph)")
+    page.wait_for_function("app.canvas.graph !== app.rootGraph")
+    page.evaluate(EXECUTE)
+    toast(page, "1 node inserted").wait_for()
+    page.wait_for_function("app.canvas.graph !== app.rootGraph")
+    selected = "[...app.canvas.selectedItems]"
+    assert page.evaluate(f"{selected}.map(({{ comfyClass }}) => comfyClass)") == ["HeadroomFit"]
+    assert page.evaluate(f"{selected}.every(({{ graph }}) => graph === app.canvas.graph)")
+
+
+@pytest.mark.parametrize("view", ["classic"])
+def test_nodes_of_another_graph_than_the_open_one_are_not_selected(page: Page) -> None:
+    opened(page, text_to_image())
+    page.evaluate("void app.rootGraph.convertToSubgraph(new Set([app.rootGraph.getNodeById('7')]))")
+    page.evaluate("app.canvas.openSubgraph(app.rootGraph.nodes.find(({ subgraph }) => subgraph).subgraph)")
+    page.wait_for_function("app.canvas.graph !== app.rootGraph")
+    settled(page)
+    page.evaluate(EXECUTE)
+    page.wait_for_function(HAS_FIT)
+    assert page.evaluate("app.canvas.graph !== app.rootGraph && app.canvas.selectedItems.size === 0")

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from headroom.tests.host.short_of_memory import short_of_memory
-from headroom.tests.host.ui_workflows import graph, text_to_image, ui_node
+from headroom.tests.host.ui_workflows import OTHER_ID, graph, text_to_image, ui_node
 from headroom.tests.host.workflows import text_to_image as small
 from headroom.tools.templates.template import WORKFLOWS
 
@@ -77,6 +77,34 @@ def test_it_is_offered_and_put_in_with_one_click(page: Page, pid: int) -> None:
     page.keyboard.press("ControlOrMeta+Z")
     page.wait_for_function(f"!{HAS_FIT}")
     assert sorted(page.evaluate(KINDS)) == sorted(before)
+
+
+# Sees what fails as the pack does.
+RECORD = """() => app.api.addEventListener("execution_error", ({ detail }) => { window.failed = detail; })"""
+AGAIN = """() => void app.api.dispatchCustomEvent("execution_error", window.failed)"""
+
+
+def test_a_queue_that_runs_out_of_memory_asks_once_and_in_its_own_tab(page: Page, pid: int) -> None:
+    opened(page, too_large())
+    page.evaluate(RECORD)
+    questions: list[str] = []
+    page.on("request", lambda request: questions.append(request.url) if "/headroom/fit" in request.url else None)
+    offered(page, pid)
+    page.evaluate(AGAIN)
+    page.evaluate(AGAIN)
+    dialog(page).get_by_role("button", name="Cancel").first.click()
+    dialog(page).wait_for(state="detached")
+    page.wait_for_timeout(1000)
+    assert dialog(page).count() == 0
+    assert len(questions) == 1
+    page.evaluate(AGAIN)  # and the next time again
+    dialog(page).get_by_role("button", name="Cancel").first.click()
+    dialog(page).wait_for(state="detached")
+    opened(page, too_large() | {"id": OTHER_ID})
+    page.evaluate(AGAIN)
+    page.wait_for_timeout(1500)
+    assert dialog(page).count() == 0
+    assert len(questions) == 2
 
 
 LIMIT = """() => app.rootGraph.nodes.find(({ comfyClass }) => comfyClass === "HeadroomFit")

@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from headroom.tests.host.ui_workflows import OTHER_ID
+
 from .graphs import CHART, PREVIEW, REPORT, SIDE, graph, node
-from .in_page import CLEAR, DROP, LOOK_AT, RUN, TEXT_SHOWN
+from .in_page import CLEAR, DROP, LOOK_AT, RUN, TEXT_SHOWN, execute
+from .test_make_it_fit import opened
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -110,10 +113,7 @@ def test_an_error_of_ours_is_a_sentence_in_the_page(page: Page) -> None:
 
 def test_make_it_fit_shows_what_its_plan_took(page: Page) -> None:
     """A second run is measured anew, and stands there alone."""
-    planned = graph()
-    planned["20"] = node("HeadroomFit", model=["5", 0], vae=["1", 2], samples=["4", 0], cfg=4.0, quality="exact")
-    planned["6"]["inputs"]["model"], planned["7"] = ["20", 0], node("VAEDecode", samples=["6", 0], vae=["20", 1])
-    page.evaluate(DROP, json.dumps(planned))
+    page.evaluate(DROP, json.dumps(fitted()))
     text = "app.rootGraph.getNodeById('20').widgets.find(({ name }) => name === 'text').value"
     expected = [("6", "sampling"), ("7", "decode")]
     for seed in (5, 6):
@@ -125,6 +125,54 @@ def test_make_it_fit_shows_what_its_plan_took(page: Page) -> None:
         assert told.startswith("Make it fit · ")
         assert re.search(r"^#7 decode: .* of ComfyUI in all", told, re.MULTILINE)  # a CPU has no count of its own
         page.evaluate(f"{text} = 'Make it fit · '")
+
+
+TEXT = "widgets.find(({ name }) => name === 'text').value"
+RESULTS = "() => JSON.parse(JSON.stringify(app.nodeOutputs))"
+COME_BACK = "(results) => { app.nodeOutputs = results; }"  # as with a tab that is opened again
+
+
+def fitted() -> Workflow:
+    """Make It Fit (20) before a sampler (6) and a decode (7)."""
+    planned = graph()
+    planned["20"] = node("HeadroomFit", model=["5", 0], vae=["1", 2], samples=["4", 0], cfg=4.0, quality="exact")
+    planned["6"]["inputs"]["model"], planned["7"] = ["20", 0], node("VAEDecode", samples=["6", 0], vae=["20", 1])
+    return planned
+
+
+@pytest.mark.parametrize("view", ["classic"])
+def test_what_a_run_took_is_told_in_its_own_tab(page: Page) -> None:
+    page.evaluate(DROP, json.dumps(fitted()))
+    page.evaluate(SET, ["6", "seed", 7])  # not reused
+    assert page.evaluate(RUN) is None
+    text = f"app.rootGraph.getNodeById('20')?.{TEXT}"
+    page.wait_for_function(f"{text}.includes('It took:')")
+    results = page.evaluate(RESULTS)
+    opened(page, page.evaluate("() => JSON.parse(JSON.stringify(app.rootGraph.serialize()))") | {"id": OTHER_ID})
+    page.evaluate(COME_BACK, results)
+    page.wait_for_function(f"{text}?.startsWith('Make it fit')")
+    assert "It took" not in page.evaluate(text)
+    execute(page, "Workspace.PreviousOpenedWorkflow")
+    page.wait_for_function(f"{text}?.includes('It took:')")
+
+
+@pytest.mark.parametrize("view", ["classic"])
+def test_a_plan_in_a_subgraph_is_told_with_what_it_took_and_comes_back(page: Page) -> None:
+    page.evaluate(DROP, json.dumps(fitted()))
+    page.evaluate(SET, ["6", "seed", 8])
+    wrap = "(ids) => void app.rootGraph.convertToSubgraph(new Set(ids.map((id) => app.rootGraph.getNodeById(id))))"
+    page.evaluate(wrap, ["20", "6"])
+    assert page.evaluate(RUN) is None
+    fit = "app.rootGraph.nodes.find(({ subgraph }) => subgraph).subgraph.nodes.find((one) => one.comfyClass === 'HeadroomFit')"
+    text = f"{fit}.{TEXT}"
+    page.wait_for_function(f"{text}.includes('It took:')")
+    told = page.evaluate(text)
+    works = re.findall(r"^#\d+(?::\d+)? (\w+): \d+\.\d s, peak \d", told, re.MULTILINE)
+    assert works == ["sampling", "decode"]  # within the subgraph, and behind it
+    results = page.evaluate(RESULTS)
+    page.evaluate(f"{text} = ''")
+    page.evaluate(COME_BACK, results)
+    assert page.evaluate(text) == told
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,13 @@ MISSING = (
     "no Chromium: install it (on Debian or Ubuntu: sudo apt install chromium), or name its program in HEADROOM_CHROMIUM"
 )
 READY = "window.app?.vueAppReady && app.extensionManager.workflow.activeWorkflow && app.rootGraph.nodes.length"
-DROP = "(text) => app.handleFile(new File([text], 'graph.json', { type: 'application/json' }))"
+# And waits for its tab, which comes after the nodes: a prompt that is queued before is another tab's.
+DROP = """async (text) => {
+  const { workflow } = app.extensionManager;
+  const before = workflow.activeWorkflow;
+  await app.handleFile(new File([text], "graph.json", { type: "application/json" }));
+  for (let left = 200; left && workflow.activeWorkflow === before; left--) await new Promise((done) => setTimeout(done, 50));
+}"""
 LOOK_AT = "(id) => { app.canvas.ds.scale = 1; app.canvas.centerOnNode(app.rootGraph.getNodeById(id)); }"
 # Where on the page the title of a node is, in both looks.
 TITLE_OF = """(id) => {
