@@ -2,11 +2,13 @@
 import { app } from "../../scripts/app.js";
 import { allowed, fitted, insert, refused } from "./make_it_fit.js";
 import { draw } from "./memory_bar.js";
+import { nodesOn } from "./nodes.js";
 import { say } from "./words.js";
 
 const ID = "Headroom.WillItRun";
 const TITLE = "Will this run here?";
 const title = () => say("will_it_run", TITLE);
+const CLASS = "headroom-will-it-run";
 const GB = 2 ** 30;
 const VERDICTS = {
   resident: () => say("resident", "Yes: all weights fit."),
@@ -34,7 +36,14 @@ async function asked() {
 }
 
 /** A node by its id; one inside a subgraph is shown by the node that the subgraph is. */
-const nodeOf = (id) => app.rootGraph.getNodeById(String(id).split(":")[0]);
+const nodeOf = (id) => nodesOn(id)[0];
+
+/** Moves the view to a node, out of a subgraph if that is open. */
+function lookAt(node) {
+  const { canvas } = app;
+  if (canvas.graph !== node.graph) canvas.setGraph(node.graph);
+  canvas.centerOnNode(node);
+}
 
 function bars({ card_gb, allowed_gb, stages }) {
   const loads = stages.map((stage) => {
@@ -44,14 +53,15 @@ function bars({ card_gb, allowed_gb, stages }) {
     return { name: node ? `${work(stage)} · ${node.title}` : work(stage), title, peak: stage.peak_gb * GB, parts };
   });
   const sentence = say("memory_of_stages", "Memory of each stage");
-  const box = element("div", { role: "img", ariaLabel: sentence, style: { margin: "0 0 12px", fontSize: "12px" } });
+  const box = element("div", { role: "group", ariaLabel: sentence, style: { margin: "0 0 12px", fontSize: "12px" } });
   draw(box, { total: card_gb * GB, allowed: allowed_gb * GB, loads, sentence });
   [...box.children].forEach((row, at) => {
     row.firstChild.style.width = "240px";
     const node = nodeOf(stages[at].node);
     if (!node) return;
     row.style.cursor = "pointer";
-    row.onclick = () => app.canvas.centerOnNode(node);
+    Object.assign(row, { role: "button", tabIndex: 0, onclick: () => lookAt(node) });
+    row.onkeydown = ({ key }) => ["Enter", " "].includes(key) && lookAt(node);
   });
   return box;
 }
@@ -67,6 +77,8 @@ function files({ absent }) {
 function dialog() {
   const made = element("dialog", {
     ariaLabel: title(),
+    className: CLASS,
+    tabIndex: -1, // a click on its text leaves the focus, and with it the keys, in here
     style: {
       margin: "auto", maxWidth: "min(760px, 90vw)", maxHeight: "85vh", overflow: "auto", padding: "20px", borderRadius: "8px",
       color: "var(--input-text, #ddd)", background: "var(--comfy-menu-bg, #222)", border: "1px solid var(--border-color, #444)",
@@ -83,6 +95,16 @@ function dialog() {
   return made;
 }
 
+// ComfyUI listens for these of its keys before the dialog does, and would change the workflow behind it.
+window.addEventListener(
+  "keydown",
+  (event) => {
+    const isStep = (event.ctrlKey || event.metaKey) && ["z", "y"].includes(event.key.toLowerCase());
+    if (isStep && document.querySelector(`dialog.${CLASS}[open]`)) event.stopImmediatePropagation();
+  },
+  { capture: true },
+);
+
 function button(text, onclick) {
   const style = {
     padding: "6px 14px", cursor: "pointer", borderRadius: "6px", color: "var(--input-text, #ddd)",
@@ -91,9 +113,11 @@ function button(text, onclick) {
   return element("button", { text, onclick, type: "button", style });
 }
 
-async function putIn(shown) {
+async function putIn(shown, pressed) {
+  pressed.disabled = true; // once
   try {
     const answer = await fitted();
+    if (!shown.open) return;
     shown.close();
     await insert(answer);
   } catch (error) {
@@ -107,7 +131,8 @@ function timeOf({ text, seconds }) {
   if (!line) return "";
   const english = `${line[0].toUpperCase()}${line.slice(1)}.`;
   if (seconds === null) return say("time_by_step", english);
-  const [minutes, rest] = [Math.floor(seconds / 60), seconds < 10 ? seconds.toFixed(1) : Math.round(seconds % 60)];
+  const whole = Math.round(seconds);
+  const [minutes, rest] = [Math.floor(whole / 60), seconds < 10 ? seconds.toFixed(1) : whole % 60];
   return minutes ? say("minutes", english, { minutes, seconds: rest }) : say("seconds", english, { seconds: rest });
 }
 
@@ -117,7 +142,7 @@ function fill(shown, answer) {
   const details = element("details");
   details.append(element("summary", { text: say("all_of_report", "All of the report") }), report);
   const foot = element("div", { style: { display: "flex", gap: "8px", justifyContent: "flex-end" } });
-  if (answer.verdict !== "resident") foot.append(button(say("make_it_fit", "Make It Fit"), () => putIn(shown)));
+  if (answer.verdict !== "resident") foot.append(button(say("make_it_fit", "Make It Fit"), ({ target }) => putIn(shown, target)));
   foot.append(button(close(), () => shown.close()));
   const [peak, least] = [answer.peak_gb, answer.least_vram_gb].map((gb) => gb.toFixed(1));
   const sizes = `${answer.card}: ${peak} GB with all weights in its memory; ${least} GB at least, where they stream from RAM.`;

@@ -9,7 +9,7 @@ import pytest
 from headroom.tests.host.ui_workflows import graph, node_of, text_to_image, ui_node
 
 from .in_page import HARD_TO_READ, execute
-from .test_make_it_fit import EXECUTE, KINDS, opened, toast
+from .test_make_it_fit import EXECUTE, KINDS, opened, settled, toast
 from .test_out_of_memory import SET
 
 if TYPE_CHECKING:
@@ -52,8 +52,31 @@ def test_each_stage_has_a_bar_that_leads_to_its_node(page: Page) -> None:
     page.wait_for_function(IS_SEEN, arg=5)  # once the canvas is drawn again
     shown.get_by_text("All of the report").click()
     assert "RAM for weights" in shown.inner_text()
+    shown.get_by_role("heading").click()  # the keys still go to the dialog
     page.keyboard.press("Escape")
     shown.wait_for(state="detached")
+
+
+@pytest.mark.parametrize("view", ["classic"])
+def test_it_is_used_by_keys_alone_and_they_change_nothing_behind_it(page: Page) -> None:
+    opened(page, text_to_image())
+    page.evaluate(EXECUTE)
+    toast(page, "1 node inserted").wait_for()
+    fitted = settled(page)
+    page.evaluate("void app.rootGraph.convertToSubgraph(new Set([app.rootGraph.getNodeById('7')]))")
+    settled(page)
+    page.evaluate("app.canvas.openSubgraph(app.rootGraph.nodes.find(({ subgraph }) => subgraph).subgraph)")
+    page.wait_for_function("app.canvas.graph !== app.rootGraph")
+    shown = asked(page)
+    page.keyboard.press("ControlOrMeta+Z")
+    page.keyboard.press("ControlOrMeta+Y")
+    page.wait_for_timeout(500)
+    assert len(page.evaluate(KINDS)) == len(fitted["nodes"])
+    row = shown.get_by_role("button", name="sampling · KSampler")
+    row.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("app.canvas.graph === app.rootGraph")
+    page.wait_for_function(IS_SEEN, arg=5)
 
 
 @pytest.mark.parametrize("theme", ["dark", "light"])
