@@ -62,9 +62,12 @@ class FileFormat:
         Args:
             kept: frames that lie there already.
         """
-        written = frames - kept + (0 if self.is_sequence else frames)
+        return self.bytes_of(width, height, frames - kept + (0 if self.is_sequence else frames))
+
+    def bytes_of(self, width: int, height: int, frames: int) -> int:
+        """What frames take at most, as a rule."""
         of_pixel = 3 * BYTES[self.frames] if self.crf is None else TYPICAL_BYTES
-        return int(width * height * written * of_pixel * SHARE)
+        return int(width * height * frames * of_pixel * SHARE)
 
     @property
     def segment_extension(self) -> str:

@@ -11,8 +11,9 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -144,9 +145,15 @@ class Journal:
             ValueError: tensors of a dtype that is not kept.
             OSError: it cannot be written.
         """
-        write_tensors(self._state_path(stop), tensors)
         finished = self.finished()
         self._keep_states({stop, finished[-1].stop if finished else stop})
+        write_tensors(self._state_path(stop), tensors)
+
+    def forget(self) -> None:
+        """Deletes all segments, also those without a state, and all states."""
+        for segment in self._segments():
+            segment.path.unlink()
+        self._keep_states(set())
 
     def remove(self) -> None:
         """Deletes the folder and closes the journal."""
@@ -185,7 +192,8 @@ class Journal:
 def clean(root: str | Path, older_than_days: float, more_than_bytes: int) -> int:
     """Deletes journals that nobody has gone on with: the old ones, then the oldest until the rest is small enough.
 
-    Those that are being written are left, and so is what is no journal.
+    Those that are being written are left, and so is what is no journal, what cannot be read or removed, and where
+    nobody can tell: on a file system without locks.
 
     Args:
         root: the folder of all keys; it need not be there.
@@ -195,16 +203,21 @@ def clean(root: str | Path, older_than_days: float, more_than_bytes: int) -> int
     Returns:
         How many bytes were freed.
     """
-    folders = [path.parent for path in Path(root).glob(f"*/{LOCK}") if not path.parent.is_symlink()]
-    ages = sorted((_last_written(folder), folder) for folder in folders)
-    sizes = {folder: _bytes(folder) for folder in folders}
-    total, freed = sum(sizes.values()), 0
-    for written, folder in ages:
+    found: list[tuple[float, Path, int]] = []
+    for path in Path(root).glob(f"*/{LOCK}"):
+        with suppress(OSError):
+            if not path.parent.is_symlink():
+                found.append((_last_written(path.parent), path.parent, _bytes(path.parent)))
+    total, freed = sum(size for *_, size in found), 0
+    for written, folder, size in sorted(found):
         if time.time() - written <= older_than_days * DAY and total - freed <= more_than_bytes:
             continue
-        with suppress(BlockingIOError, FileNotFoundError):
-            _removed(folder, FolderLock(folder / LOCK))
-            freed += sizes[folder]
+        with suppress(OSError):
+            lock = FolderLock(folder / LOCK)
+            if lock.holds:
+                _removed(folder, lock)
+                freed += size
+            lock.release()
     return freed
 
 
@@ -247,8 +260,16 @@ def _removed(folder: Path, lock: FolderLock) -> None:
 
 
 def _last_written(folder: Path) -> float:
-    return max((path.lstat().st_mtime for path in folder.iterdir()), default=0.0)
+    return max((status.st_mtime for status in _of_those_there(folder.iterdir())), default=0.0)
 
 
 def _bytes(folder: Path) -> int:
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    files = (status for status in _of_those_there(folder.rglob("*")) if stat.S_ISREG(status.st_mode))
+    return sum(status.st_size for status in files)
+
+
+def _of_those_there(paths: Iterable[Path]) -> Iterator[os.stat_result]:
+    """Without those that another decode has removed since they were listed."""
+    for path in paths:
+        with suppress(FileNotFoundError):
+            yield path.lstat()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 import av
 import numpy as np
 import torch
+from av.filter import Graph
 from av.video.reformatter import VideoReformatter
 from torch import Tensor
 
@@ -16,6 +18,8 @@ from .formats import BITS_8, BITS_16, FLOAT, FileFormat
 # 8.1; the array is (H, W, 3) in the order of RGB all the same).
 PLANES_16 = "gbrp16le"
 BLOCK = 32  # pixels
+# YUV of full range, which ComfyUI's own reader makes into 8 bits in any version.
+FULL_RANGE = ("yuvj420p", "yuvj422p", "yuvj444p")
 _SCALE = {BITS_8: (255, np.uint8), BITS_16: (65535, np.uint16)}
 
 
@@ -74,11 +78,60 @@ def check_frames(frames: Tensor, width: int, height: int) -> None:
         )
 
 
-def values(picture: av.VideoFrame) -> np.ndarray:
-    """A picture as float32 (H, W, 3): 8-bit ones over 255, deeper ones over 65535, floats as they are."""
-    components = picture.format.components
-    if "f16" in picture.format.name or "f32" in picture.format.name:
-        return np.asarray(picture.to_ndarray(format=FLOAT), np.float32)
-    if max(component.bits for component in components) > 8:
-        return picture.to_ndarray(format=PLANES_16).astype(np.float32) / np.float32(65535)
-    return picture.to_ndarray(format=BITS_8).astype(np.float32) / np.float32(255)
+class Values:
+    """The pictures of one stream as float32 (H, W, 3): 8-bit ones over 255, deeper ones over 65535, floats as they are.
+
+    Args:
+        yuv: what YUV is made into, ``rgb24`` or ``gbrpf32le``; None for as many bits as it has. With floats colours lie
+            between those of 8 bits, and FFmpeg blends those that pixels share.
+    """
+
+    def __init__(self, yuv: str | None = None) -> None:
+        self._yuv, self._wider = yuv, Wider()
+
+    def of(self, picture: av.VideoFrame) -> np.ndarray:
+        """One of them."""
+        form = picture.format
+        if "f16" in form.name or "f32" in form.name:
+            return np.asarray(picture.to_ndarray(format=FLOAT), np.float32)
+        deep = max(component.bits for component in form.components) > 8
+        if self._yuv is not None and not (form.is_rgb or form.has_palette):
+            if self._yuv == FLOAT and form.name not in FULL_RANGE:
+                # At other widths the last columns would hang on what lies behind the rows, as in _in_yuv.
+                whole = self._wider.of(picture) if picture.width % BLOCK else picture
+                return whole.to_ndarray(format=FLOAT)[: picture.height, : picture.width]
+            deep = False
+        if deep:
+            return picture.to_ndarray(format=PLANES_16).astype(np.float32) / np.float32(65535)
+        return picture.to_ndarray(format=BITS_8).astype(np.float32) / np.float32(255)
+
+
+class Wider:
+    """Pictures brought to whole blocks by their last column and row, in any pixels that FFmpeg's filters know."""
+
+    def __init__(self) -> None:
+        self._made_for: tuple[int, int, str] | None = None
+        self._graph: Graph | None = None
+
+    def of(self, picture: av.VideoFrame) -> av.VideoFrame:
+        """A picture of another size; its left upper part is what was given."""
+        kind = picture.width, picture.height, picture.format.name
+        if self._graph is None or self._made_for != kind:
+            self._made_for, self._graph = kind, _graph_to_blocks(picture)
+        self._graph.push(picture)
+        wider = self._graph.pull()
+        assert isinstance(wider, av.VideoFrame)
+        return wider
+
+
+def _graph_to_blocks(picture: av.VideoFrame) -> Graph:
+    right, bottom = -picture.width % BLOCK, -picture.height % BLOCK
+    graph = Graph()
+    clock = picture.time_base or Fraction(1)
+    graph.link_nodes(
+        graph.add_buffer(width=picture.width, height=picture.height, format=picture.format, time_base=clock),
+        graph.add("pad", width=str(picture.width + right), height=str(picture.height + bottom)),
+        graph.add("fillborders", right=str(right), bottom=str(bottom), mode="smear"),
+        graph.add("buffersink"),
+    ).configure()
+    return graph

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import av
+import numpy as np
+import torch
 from comfy_api.latest import InputImpl, io, ui
 from torch import Tensor
 
 from ...video import FrameReader
+from ...video.formats import BITS_8, FLOAT
 
 if TYPE_CHECKING:
     from .to_file import Written
 
 
-def video_of(path: Path) -> Any:
-    """A VIDEO that is read from a file when a node asks for it."""
-    return InputImpl.VideoFromFile(str(path))
+def video_of(source: Path | str | BytesIO) -> Any:
+    """A VIDEO that is read from a file, or the whole of one, when a node asks for it."""
+    return InputImpl.VideoFromFile(source if isinstance(source, BytesIO) else str(source))
 
 
 def shown(written: Written) -> dict[str, Any]:
@@ -47,7 +53,7 @@ class Frames:
         if isinstance(video, InputImpl.VideoFromFile):
             window = getattr(video, "get_active_trim_window", None)
             start, duration = window() if window is not None else _trim_of(video)
-            self._reader = reader = FrameReader(video.get_stream_source(), start, duration)
+            self._reader = reader = FrameReader(video.get_stream_source(), start, duration, _pixels_of_yuv())
             self.count, self.width, self.height = reader.frames, reader.width, reader.height
         else:
             self._images = images = video.get_components().images
@@ -66,4 +72,22 @@ class Frames:
 def _trim_of(video: Any) -> tuple[float, float]:
     """Start and duration of a trimmed video, of hosts that do not tell them."""
     inside = vars(video)
-    return float(inside.get("_VideoFromFile__start_time", 0.0)), float(inside.get("_VideoFromFile__duration", 0.0))
+    start, duration = (float(inside.get(f"_VideoFromFile__{name}", 0.0)) for name in ("start_time", "duration"))
+    if start < 0:  # from the end, which a video that is not trimmed tells
+        start = max(float(video_of(video.get_stream_source()).get_duration()) + start, 0.0)
+    return start, duration
+
+
+@cache
+def _pixels_of_yuv() -> str:
+    """What this host's own reader makes YUV into, floats as newer ones do or 8 bits: a picture in YUV tells."""
+    file, side = BytesIO(), 32  # pixels
+    with av.open(file, "w", format="matroska") as container:
+        stream = container.add_stream("ffv1", rate=1)
+        assert isinstance(stream, av.VideoStream)
+        stream.width, stream.height, stream.pix_fmt = side, side, "yuv420p"
+        values = np.arange(side * side * 3 // 2, dtype=np.int64).astype(np.uint8)
+        container.mux(stream.encode(av.VideoFrame.from_ndarray(values.reshape(-1, side), format="yuv420p")))
+        container.mux(stream.encode(None))
+    images = video_of(file).get_components().images
+    return BITS_8 if torch.equal(images, (images * 255).round() / 255) else FLOAT

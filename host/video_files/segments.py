@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -15,14 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...memory.on_disk import KEEP_FREE, free_in
 from ...video import Audio, FileFormat, Journal, SegmentWriter, join, picture_names, write_list, write_pictures
+from ...video.whole_file import PART, whole_file
 from ..streaming.source import State
-from .output import Place
+from .output import FULL, Place
 
 ANEW = "anew"  # in a state: there is none, and whoever goes on computes what is there once more
 OPEN = "open"  # the name of a segment until it is known where it ends
 PICTURE = "frame"
 MOVING = "moving"  # a file that names the folder that pictures are on their way to
+LARGE = KEEP_FREE  # bytes of a state
+JOINING = "joining"  # one with the number and the name of the file that segments are being joined to
 
 
 @dataclass(frozen=True)
@@ -51,13 +56,26 @@ class Segments:
 
     Attributes:
         kept: frames in segments that are closed.
+        has_state: whether the disk had room for the state behind them; without it another run goes on from before.
     """
 
     def __init__(self, journal: Journal, encoding: Encoding) -> None:
-        self.journal, self.encoding = journal, encoding
-        finished = journal.finished()
-        self.kept = finished[-1].stop if finished else 0
+        self.journal, self.encoding, self.has_state = journal, encoding, True
+        self.kept = self.goes_on_from
         self._open: OpenSegment | None = None
+
+    @property
+    def goes_on_from(self) -> int:
+        """Frames that another run would find."""
+        finished = self.journal.finished()
+        return finished[-1].stop if finished else 0
+
+    def tidy(self) -> None:
+        """What an earlier run began to put together: a half of a file is removed, and where pictures have gone since
+        that were on their way, all begins anew."""
+        self._remove_half()
+        if self.encoding.form.is_sequence and not self._has_all_pictures():
+            self.forget()
 
     def last_state(self) -> State | None:
         """Of the border behind the last one; None where the decode begins anew."""
@@ -76,16 +94,34 @@ class Segments:
         """Ends the segment that is open, if there is one, with the state at its end; None: it cannot be had."""
         if self._open is None:
             return
-        segment, self._open = self._open, None
-        stop = self.kept + segment.frames
-        self.journal.save_state(stop, {ANEW: torch.zeros(1)} if state is None else state)
-        segment.close(stop)
-        self.kept = stop
+        stop = self.kept + self._open.frames
+        try:
+            self.has_state = self._saved(stop, {ANEW: torch.zeros(1)} if state is None else state)
+            self._open.close(stop)
+        except BaseException as error:
+            self.drop(error)
+            raise
+        self._open, self.kept = None, stop
+
+    def _saved(self, stop: int, state: State) -> bool:
+        """The video comes first: a large state, which may be gigabytes, has what room the rest of it will leave."""
+        if stop == self.journal.plan.frames:  # from where nobody goes on
+            return True
+        form, size = self.encoding.form, (self.encoding.width, self.encoding.height)
+        spare = free_in(self.journal.folder) - form.disk(*size, self.journal.plan.frames, stop)
+        if bytes_of(state) > max(spare, LARGE):
+            return False
+        try:
+            self.journal.save_state(stop, state)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return False
+        return True
 
     def forget(self) -> None:
         """Begins anew."""
-        for segment in self.journal.finished():
-            segment.path.unlink()
+        self.journal.forget()
         self.kept = 0
 
     def drop(self, error: BaseException) -> None:
@@ -100,11 +136,13 @@ class Segments:
         form, rate = self.encoding.form, self.encoding.rate
         if not form.is_sequence:
             path = place.folder / f"{place.stem}.{form.extension}"
-            join(paths, path, rate, audio, {name: json.dumps(value) for name, value in metadata.items()})
+            with self._known_by_a_note(path):
+                join(paths, path, rate, audio, {name: json.dumps(value) for name, value in metadata.items()})
             return path
         folder = self._begun_folder() or place.folder / place.stem
         folder.mkdir(exist_ok=True)
-        (self.journal.folder / MOVING).write_text(str(folder), encoding="utf-8")
+        with whole_file(self.journal.folder / MOVING) as note:
+            note.write_text(str(folder.absolute()), encoding="utf-8")
         names = picture_names(PICTURE, 0, self.kept, form)
         for name in names:
             if (self.journal.folder / name).exists():  # else an earlier run has moved it, and was ended
@@ -113,10 +151,46 @@ class Segments:
         return folder / f"{PICTURE}s.ffconcat"
 
     def _begun_folder(self) -> Path | None:
-        """Where an earlier run began to move pictures to; None: nowhere, or it is gone."""
+        """Where an earlier run began to move pictures to; None: nowhere, or it is gone, or the note is damaged."""
         note = self.journal.folder / MOVING
-        folder = Path(note.read_text(encoding="utf-8")) if note.is_file() else None
-        return folder if folder is not None and folder.is_dir() else None
+        folder = Path(note.read_text(encoding="utf-8", errors="replace")) if note.is_file() else None
+        return folder if folder is not None and folder.is_absolute() and folder.is_dir() else None
+
+    def _has_all_pictures(self) -> bool:
+        """Of the frames that are kept, wherever they are by now."""
+        folders = [self.journal.folder, *filter(None, [self._begun_folder()])]
+        there = {name for folder in folders for name in os.listdir(folder)}
+        return there.issuperset(picture_names(PICTURE, 0, self.kept, self.encoding.form))
+
+    @contextmanager
+    def _known_by_a_note(self, path: Path) -> Iterator[None]:
+        """While a file is written a note says which: by its number too, since another server may take the name."""
+        note, part = self.journal.folder / JOINING, path.with_name(path.name + PART)
+        part.touch()
+        try:
+            with whole_file(note) as draft:
+                draft.write_text(f"{part.stat().st_ino}\n{part.absolute()}", encoding="utf-8")
+            yield
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+        finally:
+            note.unlink(missing_ok=True)
+
+    def _remove_half(self) -> None:
+        """What a join that was killed left in the output folder, by its note."""
+        note = self.journal.folder / JOINING
+        with suppress(OSError, ValueError):
+            number, _, name = note.read_text(encoding="utf-8").partition("\n")
+            part = Path(name)
+            if part.is_absolute() and part.name.endswith(PART) and part.lstat().st_ino == int(number) != 0:
+                part.unlink()
+        note.unlink(missing_ok=True)
+
+
+def bytes_of(state: State) -> int:
+    """That a state takes, in a file as in memory."""
+    return sum(tensor.nbytes for tensor in state.values())
 
 
 class OpenSegment:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,17 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ...memory.on_disk import DiskTooSmall, require_room
 from ...memory.units import MB, format_bytes, format_frames
 from ...offload import fingerprint
 from ...video import FORMATS, Audio, FileFormat, Journal, JournalIsLocked, JournalPlan, check, check_audio, clean, rate
 from ..core.compat import device_context, is_out_of_memory, show_on_node
-from ..measure.runs import Following, measured
+from ..measure.runs import Following, measured, notice
 from ..streaming.choice import Decoding
 from ..streaming.source import FrameSource, State
 from ..vae.preview import Cancelling
 from ..vae.room import free_others, give_back
-from .output import Place, place_for, unfinished
-from .segments import Encoding, Segments
+from .output import Place, place_for, require_disk, said_when_full, unfinished
+from .segments import Encoding, Segments, bytes_of
 
 SEGMENT = 64  # frames, at least: each begins with a whole picture, and is what a killed decode loses at most
 PREVIEW_SIDE, PREVIEW_EVERY = 384, 2.0  # px, seconds
@@ -93,13 +92,18 @@ def decode_to_file(vae: Any, samples: dict[str, Any], request: FileRequest, vram
         source = decoding.source(row, Cancelling())
         with _journal(decoding, encoding, source.count) as journal:
             segments = Segments(journal, encoding)
+            segments.tidy()
+            if not decoding.may_go_on and segments.kept < source.count:  # the rest would not be of the same decode
+                segments.forget()
             went_on = segments.kept
             clean(unfinished(), KEPT_DAYS, KEPT_BYTES)  # with this one locked, which is not to go
-            _require_disk(place, encoding, source.count, went_on)
-            _decode(_Writing(segments, source, decoding.coder.geometry.vae), source, decoding, place)
+            require_disk(place, form, decoding.size, source.count, went_on)
+            writing = _Writing(segments, source, decoding.coder.geometry.vae, partial(notice, row))
+            _decode(writing, source, decoding)
             # Asked for again: in the meantime somebody may have written a file of that name.
             place = place_for(request.filename_prefix, encoding.width, encoding.height)
-            path = segments.put_together(place, audio, request.metadata)
+            with said_when_full(place.folder, lambda: ("while the video is put together", "all frames are kept")):
+                path = segments.put_together(place, audio, request.metadata)
             journal.remove()
         row.lines += _described(path, form, source.count, went_on)
         for text in row.notices:
@@ -108,37 +112,24 @@ def decode_to_file(vae: Any, samples: dict[str, Any], request: FileRequest, vram
 
 
 def _journal(decoding: Decoding, encoding: Encoding, frames: int) -> Journal:
-    """What is done of the same work; empty where it would not be the same if it were done again."""
+    """What is done of the same work."""
     key = _key(decoding, encoding)
     form, size = encoding.form, (encoding.width, encoding.height)
     plan = JournalPlan(key, form.name, form.segment_extension, *size, frames)
     try:
-        journal = Journal.open(unfinished(), plan)
-        if not decoding.may_go_on and journal.finished():
-            journal.remove()
-            journal = Journal.open(unfinished(), plan)
+        return Journal.open(unfinished(), plan)
     except JournalIsLocked as error:
         raise ValueError(f"samples: {error}") from error
-    return journal
 
 
-def _decode(writing: _Writing, source: FrameSource, decoding: Decoding, place: Place) -> None:
+def _decode(writing: _Writing, source: FrameSource, decoding: Decoding) -> None:
     """All frames, in ways that need less and less while memory runs out."""
     while writing.at < source.count:
         done, state = writing.last()
         try:
-            with writing:
+            with said_when_full(unfinished(), partial(writing.how_far, decoding.may_go_on)), writing:
                 source.run(writing.take, writing.border, done, state)
             return
-        except DiskTooSmall:
-            raise
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise ValueError(
-                f"filename_prefix: the disk of {place.folder} is full after {writing.at} of {source.count} frames; free"
-                f" some and queue the same again: it goes on from frame {writing.kept}"
-            ) from error
         except Exception as error:  # anything but a failure to allocate goes on
             if not is_out_of_memory(error) or not source.lower():
                 raise
@@ -156,8 +147,9 @@ class _Writing:
         at: frames that were taken.
     """
 
-    def __init__(self, segments: Segments, source: FrameSource, vae: Any) -> None:
-        self.segments, self.source, self.vae = segments, source, vae
+    def __init__(self, segments: Segments, source: FrameSource, vae: Any, warn: Callable[[str], None]) -> None:
+        self.segments, self.source, self.vae, self.warn = segments, source, vae, warn
+        self.warned = False
         self.at = self.begun = segments.kept
         self.bar = comfy.utils.ProgressBar(source.count)
         self.started = self.shown = time.monotonic()
@@ -167,6 +159,11 @@ class _Writing:
     def kept(self) -> int:
         """Frames in segments that are closed."""
         return self.segments.kept
+
+    def how_far(self, may_go_on: bool) -> tuple[str, str]:
+        """For the sentence about a full disk."""
+        then = f"it goes on from frame {self.segments.goes_on_from}" if may_go_on else "it begins anew"
+        return f"after {self.at} of {self.source.count} frames", then
 
     def last(self) -> tuple[int, State | None]:
         """Where to go on from: frames, and the state there."""
@@ -192,12 +189,22 @@ class _Writing:
         self.at += frames.shape[0]
         self._tell(frames[-1])
         if self.at - self.kept >= 2 * SEGMENT and not self.source.has_borders:
-            self.segments.close(None)
+            self._close(None)
 
     def border(self, save: Callable[[], State]) -> None:
-        """The decode may be gone on from here."""
-        if self.at - self.kept >= SEGMENT:
-            self.segments.close(save())
+        """The decode may be gone on from here; at its end nobody needs to."""
+        if self.at - self.kept >= SEGMENT and self.at < self.source.count:
+            self._close(save())
+
+    def _close(self, state: State | None) -> None:
+        self.segments.close(state)
+        if self.segments.has_state or self.warned:
+            return
+        self.warned, size = True, format_bytes(bytes_of(state or {}))
+        self.warn(
+            f"the disk has room for the video, but not for what the VAE keeps to go on ({size}): a decode that is ended"
+            f" goes on from frame {self.segments.goes_on_from}, unless there is room for it later"
+        )
 
     def _tell(self, frame: Tensor) -> None:
         now, picture = time.monotonic(), None
@@ -229,13 +236,6 @@ def _key(decoding: Decoding, encoding: Encoding) -> str:
     weights = vae.first_stage_model.state_dict().items()
     notes = (encoding.form.name, str(encoding.crf), str(encoding.rate), str(vae.vae_dtype), vae.device.type)
     return fingerprint([("latent", decoding.latent), *weights], *notes)
-
-
-def _require_disk(place: Place, encoding: Encoding, frames: int, kept: int) -> None:
-    """For the segments that are missing and the file that all are joined to."""
-    form, size = encoding.form, (encoding.width, encoding.height)
-    what = f"filename_prefix: {frames} frames of {encoding.width} x {encoding.height} as {form.name}"
-    require_room(place.folder, form.disk(*size, frames, kept), what)
 
 
 def _audio(audio: Mapping[str, Any] | None, form: FileFormat) -> Audio | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import math
+import os
 import sys
 from collections.abc import Sequence
 from fractions import Fraction
@@ -27,14 +28,15 @@ from headroom.host.vae import geometry
 from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.host.vae.geometry import Geometry
 from headroom.host.video.resizing import Resizing
-from headroom.host.video_files import to_file
+from headroom.host.video_files import host_video, segments, to_file
+from headroom.host.video_files import output as output_folder
 from headroom.host.video_files.from_file import encode_from_file
 from headroom.host.video_files.host_video import Frames, video_of
 from headroom.host.video_files.output import unfinished
-from headroom.host.video_files.segments import Segments
+from headroom.host.video_files.segments import Segments, bytes_of
 from headroom.host.video_files.to_file import FileRequest, Written, decode_to_file
 from headroom.memory.on_disk import KEEP_FREE
-from headroom.video import FORMATS, FrameReader
+from headroom.video import FORMATS, FrameReader, Journal, SegmentWriter
 
 from ..nightly import grid, some_of
 from .autoencoders import AUTOENCODERS
@@ -336,6 +338,31 @@ def test_noise_of_a_vaes_own_is_not_mixed(name: str, cells: int, monkeypatch: py
 
 
 @pytest.mark.usefixtures("short_segments")
+def test_noise_of_a_vaes_own_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the next run too, unless all frames are there, which are of one decode."""
+    samples = latent("ltx_noise", 9)
+    module = sys.modules[type(AUTOENCODERS["ltx_noise"].load().first_stage_model).__module__]
+    monkeypatch.setattr(module, "get_max_chunk_size", lambda device: 2**18)
+    for place, failure, kept in (
+        (to_file._Writing, "_tell", 0),
+        (Segments, "put_together", 65),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(place, failure, stop_after(30) if failure == "_tell" else stopped)
+            with pytest.raises(Stopped):
+                decode("ltx_noise", samples)
+        assert list(unfinished().glob("*/000000-*"))
+        again = decode("ltx_noise", samples)
+        assert ("went on from frame 65 " in again.report) == bool(kept)
+        assert ("went on" in again.report) == bool(kept)
+        assert FrameReader(again.path).frames == 65
+
+
+def stopped(*_: Any) -> None:
+    raise Stopped
+
+
+@pytest.mark.usefixtures("short_segments")
 def test_a_full_disk_says_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     samples, add = latent("wan21", 9), Segments.add
 
@@ -349,6 +376,220 @@ def test_a_full_disk_says_where_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> N
         with pytest.raises(ValueError, match=r"is full after \d+ of 33 frames; .* goes on from frame \d+"):
             decode("wan21", samples)
     assert "went on from frame" in decode("wan21", samples).report
+
+
+@pytest.fixture
+def states(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """Bytes of each state that is written, by the frame behind which it is."""
+    written, save = dict[int, int](), Journal.save_state
+
+    def save_state(self: Journal, stop: int, tensors: State) -> None:
+        save(self, stop, tensors)
+        written[stop] = bytes_of(tensors)
+
+    monkeypatch.setattr(Journal, "save_state", save_state)
+    return written
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_no_state_behind_the_last_frame(states: dict[int, int]) -> None:
+    """From where nobody goes on; Wan's may be gigabytes."""
+    decode("wan21", latent("wan21", 9))
+    assert sorted(states) == [9, 17, 25]
+    assert min(states.values()) > 1000
+
+
+@pytest.mark.usefixtures("short_segments")
+@pytest.mark.parametrize("how", ["it is full", "the rest of the video needs it"])
+def test_a_disk_without_room_for_states(how: str, states: dict[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The video is written all the same; one that is ended goes on from the last state there is."""
+    samples, save = latent("wan21", 9), Journal.save_state
+    whole = decode("wan21", samples, filename_prefix="whole")
+    size = states[17]
+    full_at = [17]
+
+    def full(self: Journal, stop: int, tensors: State) -> None:
+        if how == "it is full" and stop in full_at:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, stop, tensors)
+
+    def free(folder: Path) -> int:
+        rest = FORMATS["mkv ffv1"].disk(48, 32, 33, 17)
+        return rest + size - 1 if how != "it is full" and begun[-1].kept + 8 in full_at else 10**9
+
+    begun, begin = list[Segments](), Segments.__init__
+
+    def noted(self: Segments, journal: Journal, encoding: Any) -> None:
+        begun.append(self)
+        begin(self, journal, encoding)
+
+    monkeypatch.setattr(Segments, "__init__", noted)
+    monkeypatch.setattr(segments, "LARGE", 0)
+    monkeypatch.setattr(segments, "free_in", free)
+    monkeypatch.setattr(Journal, "save_state", full)
+    with monkeypatch.context() as patch:
+        patch.setattr(to_file._Writing, "_tell", stop_after(24))
+        with pytest.raises(Stopped):
+            decode("wan21", samples)
+    written = decode("wan21", samples)
+    assert "went on from frame 9 " in written.report
+    assert "the disk has room for the video, but not for what the VAE keeps to go on" in written.report
+    assert "goes on from frame 9, unless" in written.report
+    assert written.path.read_bytes() == whole.path.read_bytes()
+    full_at.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr(to_file._Writing, "_tell", stop_after(24))
+        with pytest.raises(Stopped):
+            decode("wan21", samples)
+    again = decode("wan21", samples)
+    assert "went on from frame 17 " in again.report
+    assert "the disk has room" not in again.report
+
+
+def stop_after(frames: int) -> Any:
+    def tell(self: Any, frame: Tensor) -> None:
+        if self.at > frames:
+            raise Stopped
+
+    return tell
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_out_of_memory_behind_a_border_without_a_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept is not written twice, though it is computed again."""
+    samples, failures, take = latent("wan21", 9), [1], to_file._Writing.take
+
+    def full(self: Any, piece: Tensor) -> None:
+        if self.at > 20 and failures:
+            failures.pop()
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        take(self, piece)
+
+    def no_room(self: Journal, stop: int, tensors: State) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(to_file._Writing, "take", full)
+    monkeypatch.setattr(Journal, "save_state", no_room)
+    written = decode("wan21", samples)
+    assert not failures
+    assert psnr(read(written.path), stock("wan21", samples)) >= 40
+
+
+@pytest.mark.usefixtures("short_segments")
+def test_a_state_that_cannot_be_written_closes_its_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file is let go of: an open one could not be removed on Windows."""
+    ended: list[object] = []
+    leave = SegmentWriter.__exit__
+
+    def exited(self: SegmentWriter, *error: Any) -> None:
+        ended.append(error[0])
+        leave(self, *error)
+
+    def refused(self: Journal, stop: int, tensors: State) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(SegmentWriter, "__exit__", exited)
+    monkeypatch.setattr(Journal, "save_state", refused)
+    with pytest.raises(OSError, match="Input/output error"):
+        decode("wan21")
+    assert ended == [OSError]
+    assert not list(unfinished().glob("*/*.part"))
+
+
+@pytest.mark.parametrize("form", ["mkv ffv1", "png"])
+def test_a_disk_that_is_full_when_all_is_put_together(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import shutil
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "join", full)
+        patch.setattr(shutil, "move", full)
+        with pytest.raises(ValueError, match=r"^filename_prefix: the disk of \S+video is full while the video is put"):
+            decode("wan21", format=form)
+    assert not list(Path(folder_paths.get_output_directory(), "video").glob("*.part"))
+    assert "went on from frame 17 " in decode("wan21", format=form).report
+
+
+@pytest.mark.parametrize("whose", ["ours", "another's"])
+def test_a_join_that_was_killed(whose: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it left in the output folder goes with the next run of the same, unless another server has that name now."""
+
+    def killed(paths: Any, path: Path, *_: Any) -> None:
+        part = path.with_name(f"{path.name}.part")
+        part.write_bytes(b"half of it")
+        (note,) = unfinished().glob(f"*/{segments.JOINING}")
+        os.link(part, tmp_path / "part")  # as nothing is removed of a process that is killed
+        os.link(note, tmp_path / "note")
+        raise Stopped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "join", killed)
+        with pytest.raises(Stopped):
+            decode("wan21", format="mp4 h264")
+    (journal,) = unfinished().iterdir()
+    (tmp_path / "note").rename(journal / segments.JOINING)
+    part = tmp_path / "video" / "test_00001_.mp4.part"
+    if whose == "ours":
+        (tmp_path / "part").rename(part)
+    else:
+        part.write_bytes(b"half of it")
+    written = decode("wan21", format="mp4 h264")
+    assert "went on from frame 17 " in written.report
+    assert part.exists() == (whose == "another's")
+    assert written.path.name == ("test_00001_.mp4" if whose == "ours" else "test_00002_.mp4")
+
+
+def ended_while_pictures_move(monkeypatch: pytest.MonkeyPatch, after: int) -> Path:
+    """The folder that so many pictures were moved to."""
+    import shutil
+
+    move, moved = shutil.move, list[Path]()
+
+    def stopped(source: Any, target: Path) -> Any:
+        moved.append(target)
+        if len(moved) > after:
+            raise Stopped
+        return move(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "move", stopped)
+        with pytest.raises(Stopped):
+            decode("wan21", format="png")
+    return moved[0].parent
+
+
+@pytest.mark.parametrize("note", ["", "somewhere"])
+@pytest.mark.parametrize("after", [0, 5])
+def test_a_note_that_names_no_folder(note: str, after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that a full disk cut off: pictures do not go to the server's own folder, and none is missing."""
+    ended_while_pictures_move(monkeypatch, after)
+    (tmp_path / "cwd" / "somewhere").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "cwd")
+    (place,) = unfinished().glob(f"*/{segments.MOVING}")
+    place.write_text(note)
+    again = decode("wan21", format="png")
+    assert ("went on" in again.report) == (not after)
+    assert again.path.parent.parent == tmp_path / "video"
+    assert torch.equal(read(again.path), eight_bits(stock("wan21")))
+    assert [path.name for path in (tmp_path / "cwd").rglob("*")] == ["somewhere"]
+
+
+@pytest.mark.parametrize("gone", ["folder", "picture"])
+def test_pictures_that_have_gone_since(gone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are made anew."""
+    import shutil
+
+    folder = ended_while_pictures_move(monkeypatch, 5)
+    if gone == "folder":
+        shutil.rmtree(folder)
+    else:
+        (folder / "frame_000003.png").unlink()
+    again = decode("wan21", format="png")
+    assert "went on" not in again.report
+    assert torch.equal(read(again.path), eight_bits(stock("wan21")))
+    assert not list(unfinished().iterdir())
 
 
 # ---------------------------------------------------------------------------------------------------- bad input
@@ -391,6 +632,24 @@ def test_a_disk_that_is_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=2**28 + 1000))
     with pytest.raises(ValueError, match=r"17 frames of 48 x 32 as mkv ffv1 needs .* are free"):
         decode("wan21")
+
+
+@pytest.mark.parametrize("form", ["mkv ffv1", "png"])
+@pytest.mark.parametrize("full", ["headroom_unfinished", "video"])
+def test_a_subfolder_on_another_disk(full: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is asked for what is going to lie there."""
+    import shutil
+
+    usage = shutil.disk_usage("/")
+    needed = FORMATS[form].bytes_of(48, 32, 17)
+    free = {tmp_path / name: KEEP_FREE + needed - (name == full) for name in ("headroom_unfinished", "video")}
+    monkeypatch.setattr(output_folder, "on_one_disk", lambda one, other: False)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=free.get(Path(path), usage.free)))
+        with pytest.raises(ValueError, match=rf"17 frames of 48 x 32 as {form} needs .+ of disk in \S+{full},"):
+            decode("wan21", format=form)
+        free[tmp_path / full] += 1
+        decode("wan21", format=form)
 
 
 @pytest.mark.parametrize(
@@ -454,6 +713,58 @@ def test_a_file_is_encoded_as_its_frames_would_be(name: str) -> None:
     assert "9 frames" in report
 
 
+@pytest.mark.parametrize("kind", ["yuv420p", "yuvj420p", "yuv420p10le", "yuva420p", "gray"])
+@pytest.mark.parametrize("size", [(70, 50), (35, 21), (64, 48)])
+def test_frames_are_those_of_get_video_components(kind: str, size: tuple[int, int], tmp_path: Path) -> None:
+    """Bit for bit, as this host's reader converts them, at widths that are whole blocks of FFmpeg's and others."""
+    path = of_pixels(tmp_path / "given.mkv", kind, size)
+    expected = video_of(path).get_components().images
+    frames = torch.cat(list(Frames(video_of(path)).windows(3)))
+    assert torch.equal(frames, expected)
+
+
+@pytest.mark.parametrize("kind", ["yuv420p", "yuvj420p"])
+def test_lossy_frames_are_those_of_get_video_components(kind: str, tmp_path: Path) -> None:
+    """H.264, of limited and of full range."""
+    path = of_pixels(tmp_path / "given.mp4", kind, (70, 50), "libx264")
+    expected = video_of(path).get_components().images
+    assert torch.equal(torch.cat(list(Frames(video_of(path)).windows(3))), expected)
+
+
+def of_pixels(path: Path, kind: str, size: tuple[int, int], encoder: str = "ffv1") -> Path:
+    """Five frames of noise, in pixels of a kind."""
+    import av
+
+    width, height = size
+    noise = (torch.rand(5, height, width, 3, generator=torch.Generator().manual_seed(1)) * 255).byte().numpy()
+    full_range = kind.startswith("yuvj")
+    if encoder == "ffv1" and full_range:
+        encoder = "mjpeg"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(encoder, rate=16)
+        stream.width, stream.height, stream.pix_fmt = width, height, kind
+        stream.codec_context.color_range = 2 if full_range else 1
+        stream.codec_context.colorspace = 1  # BT.709
+        for frame in noise:
+            picture = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(format=kind)
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode(None))
+    return path
+
+
+def test_a_start_before_the_end() -> None:
+    """Video Slice counts a negative one from there; hosts that do not tell the window are read likewise."""
+    path = decode("wan21", fps=8, format="mp4 h264").path
+    for start, duration, first, count in ((-1.0, 0.0, 9, 8), (-0.5, 0.25, 13, 2), (-9.0, 0.5, 0, 4), (0.5, 0.5, 4, 4)):
+        video = InputImpl.VideoFromFile(str(path), start_time=start, duration=duration)
+        assert host_video._trim_of(video) == pytest.approx((max(0, first / 8), duration))
+        frames = Frames(video)
+        assert frames.count == count
+        assert torch.equal(torch.cat(list(frames.windows(16))), video.get_components().images)
+        if window := getattr(video, "get_active_trim_window", None):
+            assert host_video._trim_of(video) == window()
+
+
 def test_frames_that_are_too_small_are_refused() -> None:
     kind = AUTOENCODERS["wan21"]
     written = write(eight_bits(kind.pixels(32, 40, 5)))
@@ -463,8 +774,6 @@ def test_frames_that_are_too_small_are_refused() -> None:
 
 def write(pixels: Tensor) -> Path:
     """A lossless file of frames."""
-    from headroom.video import SegmentWriter
-
     path = Path(folder_paths.get_output_directory()) / "given.mkv"
     with SegmentWriter(path, FORMATS["mkv ffv1"], pixels.shape[2], pixels.shape[1], Fraction(16)) as writer:
         writer.add(pixels)

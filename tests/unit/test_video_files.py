@@ -9,11 +9,12 @@ import io
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -49,6 +50,7 @@ from headroom.video.lock import FolderLock
 from headroom.video.state_file import read_tensors, write_tensors
 from headroom.video.writer import encoder_options
 
+journaling, locking = (importlib.import_module(f"headroom.video.{name}") for name in ("journal", "lock"))
 joining = importlib.import_module("headroom.video.join")  # the package's name of it is the function's
 
 WIDTH, HEIGHT = 64, 64
@@ -96,6 +98,37 @@ def read(source: Path | io.BytesIO, **limits: float) -> Tensor:
 def truncated(frames: Tensor, most: int) -> Tensor:
     """What an integer format keeps of a frame, as the host truncates it."""
     return (frames * most).clamp(0, most).to(torch.int32).float() / most
+
+
+def gops(path: Path, encoder: str = "libx264", kind: str = "yuv420p", dropped: Sequence[int] = ()) -> Path:
+    """40 frames, a keyframe every ten."""
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream(encoder, rate=10)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, kind
+        stream.options = {"g": "10", "sc_threshold": "0", "flags": "+cgop"} if encoder == "libx264" else {}
+        for number, frame in enumerate(truncated(moving(40), 255).mul(255).byte().numpy()):
+            picture = av.VideoFrame.from_ndarray(frame, format="rgb24").reformat(format=kind)
+            picture.pts, picture.time_base = number, Fraction(1, 10)
+            if number not in dropped:
+                output.mux(stream.encode(picture))
+        output.mux(stream.encode(None))
+    return path
+
+
+def remuxed(source: Path, path: Path, from_frame: int = 0, shown_from: int = 0, **options: str) -> Path:
+    """The packets from a frame on, with the time 0 at another: as ``ffmpeg -ss ... -c copy`` does it."""
+    with av.open(str(source)) as given, av.open(str(path), "w", options=options) as output:
+        video = given.streams.video[0]
+        stream = output.add_stream_from_template(video)
+        clock = video.time_base
+        assert clock is not None
+        for packet in list(given.demux(video)):
+            if packet.size and packet.pts * clock >= Fraction(from_frame, 10):
+                packet.pts -= int(Fraction(shown_from, 10) / clock)
+                packet.dts -= int(Fraction(shown_from, 10) / clock)
+                packet.stream = stream
+                output.mux(packet)
+    return path
 
 
 def name_of(form: formats.FileFormat) -> str:
@@ -701,6 +734,78 @@ class TestReader:
         with pytest.raises(ValueError, match=r"^start_time is -1 and duration 0: neither can be below 0"):
             FrameReader(tmp_path / "a.mp4", -1)
 
+    def test_cut_without_encoding(self, tmp_path: Path) -> None:
+        """An edit list leaves out what lies between the last keyframe and the cut; the track's header counts it."""
+        whole = gops(tmp_path / "whole.mp4")
+        path = remuxed(whole, tmp_path / "cut.mp4", from_frame=10, shown_from=15)
+        with av.open(str(path)) as container:
+            assert container.streams.video[0].frames == 30
+        assert FrameReader(path).frames == 25
+        assert torch.equal(read(path), read(whole)[15:])
+
+    @pytest.mark.parametrize("told", [3, 60])
+    def test_a_file_that_tells_another_number(self, tmp_path: Path, told: int) -> None:
+        path = gops(tmp_path / "a.avi", "mjpeg", "yuvj420p")
+        data = path.read_bytes()
+        place = data.index(b"strh") + 40  # behind its size: the header's dwLength
+        assert data[place : place + 4] == struct.pack("<I", 40)
+        path.write_bytes(data[:place] + struct.pack("<I", told) + data[place + 4 :])
+        with av.open(str(path)) as container:
+            assert container.streams.video[0].frames == told
+        assert FrameReader(path).frames == len(read(path)) == 40
+
+    def test_dropped_frames(self, tmp_path: Path) -> None:
+        """Are empty packets of an AVI, which its header counts."""
+        path = gops(tmp_path / "a.avi", "mjpeg", "yuvj420p", dropped=(5, 6, 12))
+        with av.open(str(path)) as container:
+            assert container.streams.video[0].frames == 40
+        assert FrameReader(path).frames == len(read(path)) == 37
+
+    def test_a_file_that_is_cut_off(self, tmp_path: Path) -> None:
+        """Its header, which comes first, tells of all frames."""
+        whole = gops(tmp_path / "whole.mp4")
+        path = remuxed(whole, tmp_path / "a.mp4", movflags="faststart")
+        path.write_bytes(path.read_bytes()[: path.stat().st_size * 3 // 4])
+        with av.open(str(path)) as container:
+            assert container.streams.video[0].frames == 40
+        found = read(path)
+        assert 20 < FrameReader(path).frames == len(found) < 40
+        assert torch.equal(found[:20], read(whole)[:20])
+
+    def test_packets_that_give_no_frames(self, tmp_path: Path) -> None:
+        """Cut in the middle of a group, and nothing says so: those up to the next keyframe hang on what is gone."""
+        path = remuxed(gops(tmp_path / "whole.mp4"), tmp_path / "cut.mkv", from_frame=5, shown_from=5)
+        reader, given = FrameReader(path), list[int]()
+        assert reader.frames == 35
+        with pytest.raises(
+            ValueError, match=r"^cut\.mkv has 35 frames by its packets, and 30 were decoded: .+ ffmpeg -i"
+        ):
+            given.extend(map(len, reader.windows(7)))
+        assert given == [7] * 4  # and not the last
+        reader.frames = 20
+        given.clear()
+        with pytest.raises(ValueError, match=r"has 20 frames by its packets, and 21 were decoded"):
+            given.extend(map(len, reader.windows(10)))
+        assert given == [10]
+
+    @pytest.mark.parametrize("size", [(64, 48), (70, 50), (35, 21)])
+    def test_yuv_in_floats(self, tmp_path: Path, size: tuple[int, int]) -> None:
+        """Nearer to what was written than in 8 bits, at any width, and the same each time; RGB stays as it is."""
+        width, height = size
+        array = (moving(1, width * 2, height * 2)[0, ::2, ::2] * 255).numpy().astype(np.uint8)
+        path = tmp_path / "a.mkv"
+        with av.open(str(path), "w") as container:
+            stream = container.add_stream("ffv1", rate=1)
+            stream.width, stream.height, stream.pix_fmt = width, height, "yuv444p"
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(array, format="rgb24").reformat(format="yuv444p")))
+            container.mux(stream.encode(None))
+        (found,), (again,) = (FrameReader(path, yuv=formats.FLOAT).windows(1) for _ in range(2))
+        assert torch.equal(found, again)
+        assert 0 < (found - read(path)).abs().max() < 1.5 / 255
+        assert not torch.equal(found, (found * 255).round() / 255)
+        lossless = write(tmp_path / "b.mkv", "mkv ffv1", moving(2, width, height))
+        assert torch.equal(torch.cat(list(FrameReader(lossless, yuv=formats.FLOAT).windows(2))), read(lossless))
+
     def test_a_video_without_frames(self, tmp_path: Path) -> None:
         path = write(tmp_path / "a.mkv", "mkv ffv1", noise(1))
         assert list(FrameReader(path, 5.0, 1.0).windows(4)) == []
@@ -814,6 +919,19 @@ class TestJournal:
             assert journal.state(12) == {}
             assert journal.state(16) is None
 
+    def test_a_third_state_never_lies_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """They may be gigabytes each: what nobody goes on from goes before the next one is written."""
+        there: list[int] = []
+        real = journaling.write_tensors
+
+        def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+            real(path, tensors)
+            there.append(len(list(path.parent.glob("*.safetensors"))))
+
+        monkeypatch.setattr(journaling, "write_tensors", write_tensors)
+        go_on(tmp_path)
+        assert there == [1, 2, 2, 2, 2]
+
     def test_killed_between_state_and_segment(self, tmp_path: Path) -> None:
         go_on(tmp_path, 8)
         with Journal.open(tmp_path, PLAN) as journal:
@@ -911,6 +1029,38 @@ class TestJournal:
         second.release()
         second.release()
 
+    @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EACCES])
+    def test_what_says_that_another_one_holds_it(
+        self, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(locking.fcntl, "flock", refusal(number))
+        with pytest.raises(JournalIsLocked, match="is being decoded by process"):
+            Journal.open(tmp_path, PLAN)
+
+    @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+    def test_a_file_system_without_locks(
+        self, number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """Is written to all the same; what may be another's is not cleaned away."""
+        monkeypatch.setattr(locking.fcntl, "flock", refusal(number))
+        assert go_on(tmp_path, 8) == list(range(8))
+        assert "abc cannot be locked: let no other server write the same video" in caplog.text
+        with Journal.open(tmp_path, PLAN):
+            assert clean(tmp_path, -1, 0) == 0
+        assert go_on(tmp_path) == list(range(8, 20))
+        with Journal.open(tmp_path, PLAN) as journal:
+            journal.remove()
+        assert not os.listdir(tmp_path)
+
+
+def refusal(number: int) -> Callable[..., None]:
+    """A call that the system refuses."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return refuse
+
 
 class TestClean:
     def journal(self, root: Path, key: str, days: float, size: int) -> None:
@@ -938,3 +1088,33 @@ class TestClean:
             assert clean(tmp_path, -1, 0) == 0
         assert clean(tmp_path, -1, 0) > 100
         assert not os.listdir(tmp_path)
+
+    def test_files_that_another_server_removes_meanwhile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Between the listing of a folder and a look at a file in it."""
+        self.journal(tmp_path, "a", 9, 100)
+        self.journal(tmp_path, "b", 9, 100)
+        real = Path.lstat
+
+        def lstat(path: Path) -> os.stat_result:
+            if path.name.startswith("000000") and path.parent.name == "a":
+                raise FileNotFoundError(errno.ENOENT, "No such file or directory", str(path))
+            return real(path)
+
+        monkeypatch.setattr(Path, "lstat", lstat)
+        assert clean(tmp_path, 7, 10**9) > 100
+        assert not os.listdir(tmp_path)
+
+    @pytest.mark.parametrize("fails", ["iterdir", "unlink"])
+    def test_what_another_user_has_left(self, fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for key in "abc":
+            self.journal(tmp_path, key, 9, 100)
+        real = getattr(Path, fails)
+
+        def refused(path: Path, *arguments: object, **named: object) -> object:
+            if "b" in (path.name, path.parent.name):
+                raise PermissionError(errno.EACCES, "Permission denied", str(path))
+            return real(path, *arguments, **named)
+
+        monkeypatch.setattr(Path, fails, refused)
+        assert clean(tmp_path, 7, 10**9) > 200
+        assert os.listdir(tmp_path) == ["b"]
