@@ -113,7 +113,8 @@ def in_a_circle() -> Workflow:
 
 
 BEGIN = "() => void app.extensionManager.command.execute('Headroom.MakeItFit')"  # and waits for nothing
-STEPS = "app.rootGraph.nodes.find(({ comfyClass }) => comfyClass === 'KSampler').widgets.find(({ name }) => name === 'steps')"
+STEPS = """app.rootGraph.nodes.find(({ comfyClass }) => comfyClass === "KSampler")
+  .widgets.find(({ name }) => name === "steps")"""
 
 
 def held(page: Page) -> list[Route]:

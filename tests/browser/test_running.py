@@ -163,8 +163,8 @@ def test_a_plan_in_a_subgraph_is_told_with_what_it_took_and_comes_back(page: Pag
     wrap = "(ids) => void app.rootGraph.convertToSubgraph(new Set(ids.map((id) => app.rootGraph.getNodeById(id))))"
     page.evaluate(wrap, ["20", "6"])
     assert page.evaluate(RUN) is None
-    fit = "app.rootGraph.nodes.find(({ subgraph }) => subgraph).subgraph.nodes.find((one) => one.comfyClass === 'HeadroomFit')"
-    text = f"{fit}.{TEXT}"
+    inside = "app.rootGraph.nodes.find(({ subgraph }) => subgraph).subgraph.nodes"
+    text = f"{inside}.find(({{ comfyClass }}) => comfyClass === 'HeadroomFit').{TEXT}"
     page.wait_for_function(f"{text}.includes('It took:')")
     told = page.evaluate(text)
     works = re.findall(r"^#\d+(?::\d+)? (\w+): \d+\.\d s, peak \d", told, re.MULTILINE)

@@ -34,7 +34,9 @@ DROP = """async (text) => {
   const { workflow } = app.extensionManager;
   const before = workflow.activeWorkflow;
   await app.handleFile(new File([text], "graph.json", { type: "application/json" }));
-  for (let left = 200; left && workflow.activeWorkflow === before; left--) await new Promise((done) => setTimeout(done, 50));
+  for (let left = 200; left && workflow.activeWorkflow === before; left--) {
+    await new Promise((done) => setTimeout(done, 50));
+  }
 }"""
 LOOK_AT = "(id) => { app.canvas.ds.scale = 1; app.canvas.centerOnNode(app.rootGraph.getNodeById(id)); }"
 # Where on the page the title of a node is, in both looks.
