@@ -27,9 +27,22 @@ def layers_off(module: nn.Module, device: torch.device) -> list[nn.Module]:
     ]
 
 
+def _nothing() -> None:
+    pass
+
+
+def _as_it_is(layer: nn.Module) -> Callable[[], None]:
+    return _nothing
+
+
 @contextmanager
 def brought(
-    layers: Iterable[nn.Module], device: torch.device, *, together: bool, running: nn.Module | None = None
+    layers: Iterable[nn.Module],
+    device: torch.device,
+    *,
+    together: bool,
+    running: nn.Module | None = None,
+    prepared: Callable[[nn.Module], Callable[[], None]] = _as_it_is,
 ) -> Iterator[None]:
     """Within it, each layer's weights are on the device while the layer runs.
 
@@ -39,9 +52,10 @@ def brought(
         together: all copies start now and run beside the computation, in one piece of memory; else each when its layer
             is called.
         running: one of them, whose call is under way.
+        prepared: called with a layer when its weights have come; gives what is called before they go.
     """
     found = [Streamed.of(layer) for layer in layers]
-    groups = [_Copies(found if together else [each], device) for each in (found[:1] if together else found)]
+    groups = [_Copies(found if together else [each], device, prepared) for each in (found[:1] if together else found)]
     handles: list[Any] = []
     try:
         for group in groups:
@@ -67,10 +81,13 @@ def brought(
 class _Copies:
     """Of some layers, in one piece of memory."""
 
-    def __init__(self, layers: list[Streamed], device: torch.device) -> None:
-        self.layers, self._device = layers, device
+    def __init__(
+        self, layers: list[Streamed], device: torch.device, prepared: Callable[[nn.Module], Callable[[], None]]
+    ) -> None:
+        self.layers, self._device, self._prepared = layers, device, prepared
         self._staging: Staging | None = None
         self._staged: dict[int, Staged] = {}
+        self._undo: dict[int, Callable[[], None]] = {}
 
     def start(self) -> None:
         """Starts the copies."""
@@ -89,11 +106,17 @@ class _Copies:
         assert self._staging is not None
         self._staging.ready(self._staged[id(each)])
         each.put_in(self._staged[id(each)].weights)
+        self._undo[id(each)] = self._prepared(each.layer)
+
+    def put_back(self, each: Streamed) -> None:
+        """The layer's turn is over."""
+        self._undo.pop(id(each), _nothing)()
+        each.put_back()
 
     def end(self) -> None:
         """Nobody but the graph holds the copies any more."""
         for each in self.layers:
-            each.put_back()
+            self.put_back(each)
         self._staged.clear()
         if self._staging is not None:
             self._staging.leave()
@@ -115,7 +138,7 @@ def _before(group: _Copies, each: Streamed) -> Callable[..., None]:
 
 def _after(group: _Copies, each: Streamed) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
-        each.put_back()
+        group.put_back(each)
         if len(group.layers) == 1:
             group.end()
 

@@ -19,6 +19,7 @@ from ...offload.streamed import Traffic
 from ..core.wrapper_kinds import APPLY_MODEL
 from ..measure.wrappers import COMPILED, OPTIMIZER, TRAINED, current_row
 from .budget import Budget
+from .own_weights import without_page
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -158,7 +159,7 @@ def streamed(executor: Any, x: Tensor, *args: Any, **kwargs: Any) -> Any:
     if torch.is_grad_enabled() and not torch.is_inference_mode_enabled():
         # Training Memory brings them block by block, and in the backward as well.
         layers = [] if TRAINED in _wrappers(options) else layers_off(model.diffusion_model, x.device)
-        with brought(layers, x.device, together=False):
+        with brought(layers, x.device, together=False, prepared=without_page):
             return executor(x, *args, **kwargs)
     engine: Engine | None = options.get(ENGINE)
     # torch.compile runs the model: hooks would break its graph, and the host drops its streams there too.

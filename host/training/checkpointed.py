@@ -19,6 +19,7 @@ from ..core.internals import find
 from ..core.wrapper_kinds import APPLY_MODEL
 from ..measure.wrappers import TRAINED, measure_sampling, wrap
 from ..offload.block_offload import acts_on
+from ..offload.own_weights import without_page
 from .attention import BY_FREE_MEMORY, TrainedAttention
 from .budget import RunningStep, TrainingBudget
 from .plan import ATTENTION, BUDGET, EVERY_BLOCK, EVERY_KTH, FEED_FORWARD, TrainedBlocks, TrainingPlan, feed_forwards
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 
 FORWARD = "forward"
 OPTIONS = 5  # transformer_options among the arguments of the host's call
-HOSTS_FORWARD = "org_forward"  # of a module that the host's own training runs behind a checkpoint, by its name there
+# Host: of a module that its own training runs behind a checkpoint, and of an adapter that runs beside a module.
+HOSTS_FORWARD, ADAPTED = "org_forward", "original_forward"
 
 
 def apply_checkpoints(model: ModelPatcher, plan: TrainingPlan) -> tuple[ModelPatcher, str]:
@@ -110,7 +112,8 @@ class BehindCheckpoints:
             device = args[0].device
             step.ram = InRam(device) if self.plan.in_ram and acts_on(device) else None
             chain = CheckpointedChain(step.plan, self._budget.written, step.ram)
-            stack.enter_context(brought(self._outside(network, device), device, together=False))
+            outside = self._outside(network, device)
+            stack.enter_context(brought(outside, device, together=False, prepared=without_page))
             for number, (path, alone) in enumerate(zip(self.blocks.paths, self.alone_in(network))):
                 block = network.get_submodule(path)
                 run = partial(run_own, block, alone, device)
@@ -187,7 +190,8 @@ def run_own(
     ask_whether_cancelled()
     with ExitStack() as stack:
         stack.enter_context(_plain(block))
-        stack.enter_context(brought(layers_off(block, device), device, together=True, running=block))
+        off = layers_off(block, device)
+        stack.enter_context(brought(off, device, together=True, running=block, prepared=without_page))
         for part in alone:
             stack.enter_context(replaced_forward(part, run_alone))
         return forward(*args, **kwargs)
@@ -196,15 +200,30 @@ def run_own(
 @contextmanager
 def _plain(network: nn.Module) -> Iterator[None]:
     """Without the host's checkpoints within."""
-    found = {
-        module: vars(module)[FORWARD]
+    found = [
+        (*_checkpoint(module), vars(module)[HOSTS_FORWARD])
         for module in network.modules()
         if HOSTS_FORWARD in vars(module) and FORWARD in vars(module)
-    }
-    for module in found:
-        module.__dict__[FORWARD] = vars(module)[HOSTS_FORWARD]
+    ]
+    before = [places[name] for places, name, _ in found]
+    for places, name, own in found:
+        places[name] = own
     try:
         yield
     finally:
-        for module, forward in found.items():
-            module.__dict__[FORWARD] = forward
+        for (places, name, _), forward in zip(found, before):
+            places[name] = forward
+
+
+def _checkpoint(module: nn.Module) -> tuple[dict[str, Any], str]:
+    """Where a module's checkpoint of the host's stands, or stood, and by which name.
+
+    Adapters beside the weights come after it: the module's forward is one's then, which holds what it found there.
+    """
+    places, name = vars(module), FORWARD
+    while places[name] != vars(module)[HOSTS_FORWARD]:
+        adapter = getattr(getattr(places[name], "__self__", None), "__dict__", {})
+        if adapter.get(ADAPTED) is None:
+            break
+        places, name = adapter, ADAPTED
+    return places, name

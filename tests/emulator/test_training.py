@@ -37,7 +37,7 @@ def _in_single_precision() -> Iterator[None]:
 
 
 def trained(
-    name: str, plan: TrainingPlan | None, copies: bool = False, dtype: str = "fp32"
+    name: str, plan: TrainingPlan | None, copies: bool = False, dtype: str = "fp32", pictures: int = 1
 ) -> tuple[dict[str, Tensor], Any]:
     """The LoRA of two steps, and the row of the run log."""
     family = FAMILIES[name]
@@ -46,7 +46,7 @@ def trained(
         measure_sampling(model)
     else:
         model, _ = apply_checkpoints(model, plan)
-    x = family.latent(16 * family.reach, 16 * family.reach)
+    x = family.latent(16 * family.reach, 16 * family.reach, pictures)
     x = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     with saved_tensors_hooks(Tensor.clone, lambda saved: saved) if copies else nullcontext():
         lora = train(training_node(), model, family, x, dtype, optimizer="AdamW", steps=3)
@@ -71,6 +71,15 @@ def test_it_takes_what_was_predicted(card: Card, plan: TrainingPlan) -> None:
     card.set()
     _, row = trained("z_image", plan)
     assert row.predicted.activations == pytest.approx(row.live, rel=0.05)
+
+
+def test_the_rest_of_a_set_counts(card: Card) -> None:
+    """Three latents of each picture lie on the card, and none of the texts."""
+    card.set()
+    (_, one), (_, many) = trained("z_image", EACH), trained("z_image", EACH, pictures=256)
+    more = many.live - one.live
+    assert more > 0.3 * one.live
+    assert many.predicted.activations - one.predicted.activations == pytest.approx(more, rel=0.05)
 
 
 def test_it_takes_what_was_said_beforehand(card: Card) -> None:
