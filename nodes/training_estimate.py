@@ -45,8 +45,16 @@ class HeadroomTrainingEstimate(io.ComfyNode):
             search_aliases=["training vram estimate", "lora training memory", "train lora out of memory", "zero stage"],
             inputs=[
                 io.Model.Input("model", tooltip="As Train LoRA gets it: Training Memory before this node counts."),
-                io.Latent.Input("latents", tooltip="The pictures, or an empty latent of their size: the largest."),
-                io.Int.Input("batch_size", default=1, min=1, max=10000, tooltip="Pictures per step, as in Train LoRA."),
+                io.Latent.Input(
+                    "latents", tooltip="The pictures, or an empty latent of their size. The largest decides."
+                ),
+                io.Int.Input(
+                    "batch_size",
+                    default=1,
+                    min=1,
+                    max=10000,
+                    tooltip="Pictures per step, as in Train LoRA. All of them count, however few are connected.",
+                ),
                 io.Int.Input("rank", default=8, min=1, max=128, tooltip="The adapter's rank, as in Train LoRA."),
                 io.Combo.Input("algorithm", options=list(ALGORITHMS), default=ALGORITHMS[0], tooltip="Of the adapter."),
                 io.Combo.Input(
@@ -104,40 +112,48 @@ class HeadroomTrainingEstimate(io.ComfyNode):
                 io.Image.Output("chart", display_name="chart", tooltip="A bar for each plan; dashed: the limit."),
             ],
             is_output_node=True,
+            is_input_list=True,  # a dataset is one question
         )
 
     @classmethod
     @checked
     def execute(
-        cls,
-        model: Any,
-        latents: Any,
-        if_too_big: str = ACTIONS[0],
-        positive: Any = None,
-        vram_gb: float = 0.0,
-        gpu: str = GPU_CHOICES[0],
-        limit: float = 0.85,
-        **widgets: Any,
+        cls, model: list[Any], latents: list[Any], positive: list[Any] | None = None, **widgets: list[Any]
     ) -> io.NodeOutput:
-        card = chosen_card(gpu, vram_gb, model.load_device)
-        texts = usual_conditioning(model) if positive is None else positive
-        asked = Training(model, first_part(latents["samples"]), texts, TrainingSettings.of(widgets))
-        try:
-            forecast = forecast_training(asked, card, limit)
-        except CannotPredict as error:
-            raise ValueError(
-                f"model: what a training takes cannot be predicted, {error}; leave this node out, or take another model"
-            ) from error
-        notes = (*notes_of(asked, card), *([ASSUMED] if positive is None else []))
-        report = render_training(forecast, notes)
-        if if_too_big == "stop" and not forecast.fits(forecast.way):
-            log.info(report)
-            raise ValueError(f"stopped before the training: {training_sentence(forecast)}")
-        chart = torch.from_numpy(np.asarray(draw_training(forecast), dtype=np.float32) / 255.0)[None]
-        learnt = forecast.adapter + forecast.gradients + forecast.states
-        sizes = (forecast.peak(forecast.way), forecast.peak(forecast.least), forecast.way.activations, learnt)
-        verdict = "fits" if forecast.fits(forecast.way) else "does_not_fit"
-        shown = face(report, training_bar(forecast))
-        return io.NodeOutput(
-            model, report, *(size / GB for size in sizes), forecast.way.operations, verdict, chart, ui=shown
-        )
+        texts = [text for one in positive or () for text in one or ()]
+        return _told(model[0], latents, texts, **{name: values[0] for name, values in widgets.items()})
+
+
+def _told(
+    model: Any,
+    latents: list[Any],
+    positive: list[Any],
+    if_too_big: str = ACTIONS[0],
+    vram_gb: float = 0.0,
+    gpu: str = GPU_CHOICES[0],
+    limit: float = 0.85,
+    **widgets: Any,
+) -> io.NodeOutput:
+    card = chosen_card(gpu, vram_gb, model.load_device)
+    samples = [first_part(one["samples"]) for one in latents]
+    texts = positive or usual_conditioning(model)
+    asked = Training.of_set(model, samples, texts, TrainingSettings.of(widgets))
+    try:
+        forecast = forecast_training(asked, card, limit)
+    except CannotPredict as error:
+        raise ValueError(
+            f"model: what a training takes cannot be predicted, {error}; leave this node out, or take another model"
+        ) from error
+    notes = (*notes_of(asked, card), *([] if positive else [ASSUMED]))
+    report = render_training(forecast, notes)
+    if if_too_big == "stop" and not forecast.fits(forecast.way):
+        log.info(report)
+        raise ValueError(f"stopped before the training: {training_sentence(forecast)}")
+    chart = torch.from_numpy(np.asarray(draw_training(forecast), dtype=np.float32) / 255.0)[None]
+    learnt = forecast.adapter + forecast.gradients + forecast.states
+    sizes = (forecast.peak(forecast.way), forecast.peak(forecast.least), forecast.way.activations, learnt)
+    verdict = "fits" if forecast.fits(forecast.way) else "does_not_fit"
+    shown = face(report, training_bar(forecast))
+    return io.NodeOutput(
+        model, report, *(size / GB for size in sizes), forecast.way.operations, verdict, chart, ui=shown
+    )

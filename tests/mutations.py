@@ -1301,7 +1301,7 @@ VAES = (
         "host/test_video_files.py",
         (
             "to a file: a prefix leads out of the output folder",
-            "    if os.path.commonpath([inside, os.path.abspath(root)]) != os.path.abspath(root):",
+            "    if not inside.is_relative_to(os.path.abspath(root)):",
             "    if False:",
         ),
         (
@@ -2077,10 +2077,17 @@ WORKFLOWS = (
         ("checkpoints: a run again has random numbers of its own", "torch.set_rng_state(self.random)", "pass"),
     ),
     *_of(
+        "host/offload/own_weights.py",
+        "host/test_training.py",
+        ("dynamic VRAM: a layer keeps its page", "del own[PAGE]", "pass"),
+        ("dynamic VRAM: patches stay with the page", "if getattr(layer, patch, None) is not None:", "if False:"),
+    ),
+    *_of(
         "host/training/checkpointed.py",
         "host/test_training.py",
         ("training: the host's checkpoints stay within ours", "stack.enter_context(_plain(block))", "pass"),
         ("training: blocks keep our forward", "module.__dict__.pop(FORWARD, None)", "pass"),
+        ("training: adapters go with the host's checkpoints", "places, name = adapter, ADAPTED", "break"),
     ),
     *_of(
         "host/training/budget.py",

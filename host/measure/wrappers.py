@@ -21,6 +21,9 @@ WRAPPER_KEY = "headroom_sampling"
 # Our entries in the host's transformer_options.
 ROW, FOLLOWING = "headroom_row", "headroom_following"
 OPTIMIZER, ACCUMULATES = "headroom_optimizer", "headroom_accumulates"
+# Of a training: how many pictures it has, as a number, since the host cuts tensors to the batch; and how many of them
+# go through the model one by one before one backward.
+PICTURES, TOGETHER = "headroom_pictures", "headroom_together"
 SAMPLER = 2  # among the arguments of the host's sampling; a training goes through it as well, with an optimizer
 COMPILED = "torch.compile"  # the host's key of its wrapper
 TRAINED = "headroom_training"  # ours of the one that lays checkpoints around blocks
@@ -65,6 +68,9 @@ class SamplingMeter:
             options = guider.model_options.setdefault("transformer_options", {})
             times = StepTimes(device)
             options |= {ROW: row, OPTIMIZER: optimizer, ACCUMULATES: _accumulates(sampler), TIMES: times}
+            if optimizer is not None:
+                pictures = len(args[0] if args else kwargs["noise"])
+                options |= {PICTURES: pictures, TOGETHER: _together(sampler, pictures)}
             if COMPILED not in options.get("wrappers", {}).get(APPLY_MODEL, {}):
                 # Within torch's modes a compiler would not compile.
                 options[FOLLOWING] = partial(_follow, following, guider.model_patcher.model, args[:2], optimizer)
@@ -78,6 +84,12 @@ def _accumulates(sampler: Any) -> bool:
     """Whether a training has gradients of steps before when one begins; true where nobody says. Pictures of several
     sizes go through the host's model one by one."""
     return bool(getattr(sampler, "grad_acc", 2) > 1 or getattr(sampler, "real_dataset", None) is not None)
+
+
+def _together(sampler: Any, pictures: int) -> int:
+    """How many forwards of a training come before one backward: of a batch, where its pictures have several sizes."""
+    several_sizes = getattr(sampler, "real_dataset", None) is not None
+    return min(getattr(sampler, "batch_size", 1), pictures) if several_sizes else 1
 
 
 def follow_when_loaded(

@@ -24,13 +24,11 @@ from ...training import (
     spent,
 )
 from ..measure.runs import notice
-from ..measure.wrappers import ACCUMULATES, OPTIMIZER, ROW
+from ..measure.wrappers import ACCUMULATES, OPTIMIZER, PICTURES, ROW, TOGETHER
 from ..prediction.stages import own_card
 from .attention import TrainedAttention
 from .first_step import FirstStep, HeldInTraining
 from .plan import ATTENTION, BUDGET, FEED_FORWARD, TrainedBlocks, TrainingPlan
-
-SIGMAS = "sample_sigmas"  # in the host's options: of a training one for each picture
 
 
 @dataclass
@@ -92,10 +90,13 @@ class TrainingBudget:
             yield RunningStep(self._plans[key])
             return
         plan = self._asked.checkpoints(self._blocks)
-        pictures = options[SIGMAS].numel() if isinstance(options.get(SIGMAS), Tensor) else 0
+        if (count := options.get(TOGETHER, 1)) > 1:
+            self._plans[key] = self._side_by_side(plan, count)
+            yield RunningStep(plan)
+            return
         card, optimizer = own_card(x.device), options.get(OPTIMIZER)
         first = FirstStep(
-            base, x, inputs, optimizer, card, pictures, texts_too=not card.has_own_memory,
+            base, x, inputs, optimizer, card, options.get(PICTURES, 0), texts_too=not card.has_own_memory,
             accumulates=options.get(ACCUMULATES, True),
         )  # fmt: skip
 
@@ -105,6 +106,16 @@ class TrainingBudget:
 
         with first.watched():
             yield RunningStep(plan, first.before, first.after, finish)
+
+    def _side_by_side(self, plan: Checkpoints, count: int) -> Checkpoints:
+        """Of pictures that go through the model one by one: what is learnt of one says nothing of a step."""
+        if not self._plans:
+            instead = ": a checkpoint at every block instead of a budget" if self._asked.kind == BUDGET else ""
+            self._notice(
+                f"the pictures have several sizes, so that a step keeps {count} of them until one backward, and what it"
+                f" takes is not predicted{instead}"
+            )
+        return plan
 
     def _learnt(self, first: FirstStep, plan: Checkpoints, result: Any, ram: InRam | None) -> Checkpoints:
         chain = first.chain(len(self._blocks.paths))

@@ -19,6 +19,7 @@ from .costs import BlockCosts, trainable
 from .nested import like, tensors_in
 
 MOST_STATES = max(STATES.values())  # of an optimizer that is not the host's
+OF_EACH = 3  # latents of a picture that is not in the step: itself, as the model takes it, and its noise
 LATENTS = 10  # that the host's training holds in a step: noise and pictures, of all and of the batch, mixed, as goal
 
 
@@ -184,7 +185,7 @@ class FirstStep:
             states=states * adapter,
             outside=sum(size for key, size in self._saved.items() if not self._is_left_out(key))
             + (0 if self._costs is None else self._costs.given),
-            given=LATENTS * self.x.nbytes + 2 * self._more * self.x.nbytes // len(self.x) + inputs + int(copies),
+            given=LATENTS * self.x.nbytes + OF_EACH * self._more * self.x.nbytes // len(self.x) + inputs + int(copies),
         )
 
     def _learnt(self, result: Any) -> list[Tensor]:

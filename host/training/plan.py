@@ -19,6 +19,7 @@ EVERY_BLOCK, EVERY_KTH, ATTENTION, FEED_FORWARD, BUDGET = (
 )  # fmt: skip
 UNET = {"input_blocks": "input", "middle_block": "middle", "output_blocks": "output"}
 TRANSFORMERS = "transformer_blocks"
+REFINER = "refiner"  # of a list that runs before the numbered blocks, as Z-Image's: "all" alone holds its blocks
 # Of a module in a block, as ComfyUI's models name it: mlp, img_mlp, txt_mlp, ff, ff_context, ffn, feed_forward.
 FEED_FORWARDS = re.compile(r"(?:\w+_)?mlp|ff(?:_\w+)?|ffn|(?:\w+_)?feed_forward")
 
@@ -97,24 +98,27 @@ class TrainedBlocks:
 
     @property
     def ends(self) -> tuple[BlockPlace, BlockPlace]:
-        return self.places[0], self.places[-1]
+        numbered = [place for place in self.places if place.kind != REFINER] or self.places
+        return numbered[0], numbered[-1]
 
     def are_in(self, selection: BlockSelection) -> list[bool]:
-        return [selection.holds(place, self.ends) for place in self.places]
+        places = (None if place.kind == REFINER else place for place in self.places)
+        return [selection.holds(place, self.ends) for place in places]
 
     @property
     def lists(self) -> str:
-        """As "double 19, single 38"."""
+        """As "double 19, single 38"; those that no span names among them."""
         kinds = [place.kind for place in dict.fromkeys(self.places)]
         return ", ".join(f"{kind} {kinds.count(kind)}" for kind in dict.fromkeys(kinds))
 
 
 def _places(paths: Sequence[str]) -> Iterator[BlockPlace]:
-    """A transformer's blocks are double ones, unless their list is called single."""
+    """As the host counts them: a transformer's blocks are double ones, unless their list is called single; a refiner's
+    have no number there."""
     counts: dict[str, int] = {}
     for path in paths:
         name, _, number = path.rpartition(".")
-        kind = UNET.get(name or path) or ("single" if "single" in name else "double")
+        kind = UNET.get(name or path) or next((one for one in ("single", REFINER) if one in name), "double")
         index = int(number) if name in UNET else counts.get(kind, 0)
         counts[kind] = index + 1
         yield BlockPlace(kind, index)

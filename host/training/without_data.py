@@ -22,11 +22,11 @@ from ...training import BlockCost
 from ..core.internals import TESTED, find
 from ..core.latents import shapes_in_model
 from ..core.wrapper_kinds import APPLY_MODEL
-from ..measure.wrappers import TRAINED
+from ..measure.wrappers import PICTURES, TRAINED
 from ..prediction.conditions import fake_conditions, fake_processed, with_masks
 from ..prediction.host_answers import answering, apply_by_exchange, replaced, seen_here
 from ..prediction.step import StandIn
-from .budget import SIGMAS, RunningStep
+from .budget import RunningStep
 from .checkpointed import BehindCheckpoints, alone_in
 from .costs import BlockCosts, kernels_of
 from .first_step import FirstStep, HeldInTraining
@@ -51,12 +51,34 @@ class Training:
         latents: (N, C, [T,] h, w), the pictures.
         positive: CONDITIONING.
         settings: of *Train LoRA*.
+        count: of the pictures, where not all of them are among the latents; 0: N.
     """
 
     model: ModelPatcher
     latents: Tensor
     positive: Sequence[Any]
     settings: TrainingSettings
+    count: int = 0
+
+    @classmethod
+    def of_set(
+        cls, model: ModelPatcher, latents: Sequence[Tensor], positive: Sequence[Any], settings: TrainingSettings
+    ) -> Training:
+        """Of a set as far as it is known: the largest picture and the longest text stand for all, and there are as
+        many as a batch takes, if not more.
+
+        Args:
+            latents: (N, C, [T,] h, w) each, of one size or of several.
+        """
+        largest = max(latents, key=lambda one: one.shape[1:].numel())
+        longest = max(positive, key=lambda text: text[0].numel() if isinstance(text[0], Tensor) else 0)
+        count = max(sum(map(len, latents)), settings.batch_size)
+        return cls(model, largest[:1], [longest], settings, count)
+
+    @property
+    def pictures(self) -> int:
+        """Of the whole set."""
+        return self.count or len(self.latents)
 
 
 @dataclass(frozen=True)
@@ -100,9 +122,8 @@ class _Seen:
     @contextmanager
     def step(self, base: nn.Module, x: Tensor, inputs: Any, options: dict[str, Any]) -> Iterator[RunningStep]:
         """As of :class:`TrainingBudget`."""
-        pictures = options[SIGMAS].numel()
         first = FirstStep(
-            base, x, inputs, self.optimizer, self._card, pictures, self.held, texts_too=self._texts_too,
+            base, x, inputs, self.optimizer, self._card, options[PICTURES], self.held, texts_too=self._texts_too,
             accumulates=self._accumulates,
         )  # fmt: skip
         self._parts = {plan: BlockCosts(self._card, self.held) for plan in self._plans}
@@ -228,7 +249,7 @@ def _adapted(asked: Training, stand_in: StandIn) -> list[Tensor]:
 def _run(asked: Training, shape: torch.Size, stand_in: StandIn, seen: _Seen, behind: BehindCheckpoints) -> None:
     """The host's forward. Within the mode."""
     device = stand_in.card.device
-    computed_in, count = _computed_in(asked), min(asked.settings.batch_size, len(asked.latents))
+    computed_in, count = _computed_in(asked), min(asked.settings.batch_size, asked.pictures)
     latents, noise = (torch.empty((count, *shape[1:]), dtype=computed_in, device=device) for _ in range(2))
     texts = _anew(with_masks(fake_conditions(asked.positive)))
     texts = (texts * count)[:count]
@@ -238,7 +259,7 @@ def _run(asked: Training, shape: torch.Size, stand_in: StandIn, seen: _Seen, beh
     wrappers = options["transformer_options"]["wrappers"]
     ours = {key: found for key, found in wrappers[APPLY_MODEL].items() if key != TRAINED}
     wrappers[APPLY_MODEL] = {**ours, TRAINED: [behind]}
-    options["transformer_options"][SIGMAS] = torch.empty(len(asked.latents), device=device)
+    options["transformer_options"] |= {"sample_sigmas": torch.empty(count, device=device), PICTURES: asked.pictures}
     guider = _of_the_node("TrainGuider")(stand_in.patcher)
     guider.inner_model, guider.conds = stand_in.model, _of_the_node("process_cond_list")(conds)
     loss = _of_the_node("_create_loss_function")("MSE")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from comfy import model_management
+from comfy import model_management, model_patcher, ops
 from comfy.ldm.modules import attention
 from comfy.patcher_extension import WrapperExecutor
 from comfy.weight_adapter import adapter_maps
-from torch import Tensor
+from torch import Tensor, nn
 from torch._guards import detect_fake_mode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -21,6 +21,7 @@ from torch.utils.checkpoint import CheckpointError
 from headroom.attention import parse_blocks
 from headroom.host.measure.runs import LOG
 from headroom.host.measure.wrappers import measure_sampling
+from headroom.host.offload.own_weights import without_page
 from headroom.host.training import checkpointed
 from headroom.host.training.checkpointed import BehindCheckpoints, apply_checkpoints
 from headroom.host.training.first_step import FirstStep
@@ -92,6 +93,41 @@ def test_the_hosts_checkpoints_within_ours_are_left_out() -> None:
         assert not [key for key in expected if not torch.equal(both[key], expected[key])]
 
 
+@pytest.mark.parametrize(("name", "depth"), [("z_image", 3), ("sd15", 2)])
+def test_adapters_beside_the_weights_learn_within_the_hosts_checkpoints(name: str, depth: int) -> None:
+    """The host puts them around its checkpoints; of a UNet some blocks are layers that have one of each."""
+    node, family = training_node(), FAMILIES[name]
+    if "bypass_mode" not in {one.id for one in node.GET_SCHEMA().inputs}:
+        pytest.skip("this ComfyUI has no adapters beside the weights")
+    expected = train(node, with_one_attention(loadable(family)), family, noise(family), "fp32", bypass_mode=True)
+    model = apply_checkpoints(loadable(family), PLANS["pairs"])[0]
+    both = train(
+        node, model, family, noise(family), "fp32", bypass_mode=True, gradient_checkpointing=True,
+        checkpoint_depth=depth,
+    )  # fmt: skip
+    assert not [key for key in expected if not torch.equal(both[key], expected[key])]
+
+
+@torch.inference_mode(False)
+def test_a_layer_that_leaves_its_page_is_patched_all_the_same() -> None:
+    """Under dynamic VRAM a LoRA that was loaded before is applied to what comes from the page, and not by the
+    functions that are called with any weight."""
+    layer = ops.manual_cast.Linear(8, 4)
+    layer.weight, layer.bias = (nn.Parameter(torch.randn(shape), requires_grad=False) for shape in ((4, 8), (4,)))
+    learnt, page, trained = torch.randn(4, 8), object(), [lambda weight: 2 * weight]
+    patches = {"layer.weight": [(1.0, ("diff", (learnt,)), 1.0, None, None)]}
+    layer.weight_lowvram_function = model_patcher.LowVramPatch("layer.weight", patches)
+    layer._v, layer.weight_function, layer.bias_lowvram_function = page, trained, None
+    before = dict(vars(layer))
+    x = torch.randn(2, 8)
+    undo = without_page(layer)
+    found = layer(x)
+    undo()
+    assert torch.allclose(found, nn.functional.linear(x, 2 * (layer.weight + learnt), layer.bias), atol=1e-5)
+    assert vars(layer) == before
+    assert layer.weight_function is trained
+
+
 def test_the_hosts_own_checkpoint_learns_something_else_of_flux() -> None:
     """What a block writes to is saved by its norm before: computed again, it is overwritten, and nobody asks."""
     node, family = training_node(), FAMILIES["flux"]
@@ -134,9 +170,11 @@ def test_whatever_is_trained(way: str) -> None:
 # ------------------------------------------------------------------------------------------------- what a step takes
 
 
-def measured(family: Family, plan: TrainingPlan | None, steps: int = 2, **changes: Any) -> tuple[Any, int]:
+def measured(
+    family: Family, plan: TrainingPlan | None, steps: int = 2, pictures: int = 1, **changes: Any
+) -> tuple[Any, int]:
     """The row of a training by a plan, or without checkpoints, and the bytes of what was trained."""
-    x = family.latent(24 * family.reach, 24 * family.reach)
+    x = family.latent(24 * family.reach, 24 * family.reach, pictures)
     x = torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
     model = with_one_attention(loadable(family))
     if plan is None:
@@ -204,6 +242,26 @@ def test_a_budget_is_kept_and_used(name: str, share: float) -> None:
     assert row.live >= least.live  # of three blocks there may be no plan between
     (computed_again,) = (int(found[1]) for line in row.lines if (found := re.search(r"(\d+)% of their forward", line)))
     assert computed_again < 100 or len(TrainedBlocks.of(family.load().model.diffusion_model).paths) < 4
+
+
+def test_a_budget_is_not_planned_from_one_of_several_sizes() -> None:
+    """The host runs the pictures of a step one by one, and keeps all of them until one backward."""
+    node, family = training_node(), FAMILIES["z_image"]
+    x = family.latent(16 * family.reach, 16 * family.reach)
+    sizes = [torch.randn(x.shape), torch.randn(x[..., :8, :].shape)]
+    loras, rows = [], []
+    for plan, batch in (("each", 2), ("budget", 2), ("budget", 1)):
+        model, _ = apply_checkpoints(with_one_attention(loadable(family)), PLANS[plan])
+        loras.append(train(node, model, family, sizes, "fp32", batch_size=batch))
+        rows.append(LOG.rows("", "")[-1])
+    each, both, alone = rows
+    assert both.live == pytest.approx(each.live, rel=0.01)
+    assert not [key for key, value in loras[0].items() if not torch.equal(value, loras[1][key])]
+    assert [len(row.notices) for row in rows] == [1, 1, 0]
+    assert both.notices[0].startswith("the pictures have several sizes, so that a step keeps 2 of them")
+    assert both.notices[0].endswith("is not predicted: a checkpoint at every block instead of a budget")
+    assert both.predicted is None
+    assert alone.predicted is not None
 
 
 def test_another_training_of_the_same_model_is_planned_anew() -> None:
@@ -293,6 +351,18 @@ def test_blocks_that_are_not_there() -> None:
         ValueError, match=r"^blocks: 'single:40' names none of this model's blocks; it has double 2, single 4$"
     ):
         apply_checkpoints(FAMILIES["flux"].load(), TrainingPlan(EVERY_BLOCK, parse_blocks("single:40")))
+
+
+@pytest.mark.parametrize("text", ["all", "double:0-1", "inner"])
+def test_blocks_are_counted_as_the_host_counts_them(text: str) -> None:
+    """Z-Image's refiners come before its numbered blocks, and only "all" holds them."""
+    network = FAMILIES["z_image"].load().model.diffusion_model
+    blocks, count = TrainedBlocks.of(network), len(network.layers)
+    held = {path for path, chosen in zip(blocks.paths, blocks.are_in(parse_blocks(text)), strict=True) if chosen}
+    numbers = {"all": range(count), "double:0-1": (0, 1), "inner": range(1, count - 1)}[text]
+    refiners = {path for path in blocks.paths if "refiner" in path}
+    assert refiners
+    assert held == {f"layers.{number}" for number in numbers} | (refiners if text == "all" else set())
 
 
 def test_a_budget_for_some_blocks() -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import json
 import threading
+from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -24,13 +27,16 @@ from headroom.host.training.without_data import NODE, Training
 from headroom.memory.prediction import TrainingForecast, named_card
 from headroom.memory.units import format_bytes
 from headroom.nodes.training_estimate import HeadroomTrainingEstimate
+from headroom.tools.server.client import Client
 
 from ..nightly import grid, some_of
 from .families import FAMILIES, Family
 from .test_training import PLANS, TRAINED, measured, with_one_attention
 from .training import loadable, train, training_node
+from .workflows import node
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+WORKFLOWS = Path(__file__).parents[2] / "workflows" / "api"
 SETTINGS = TrainingSettings(rank=2, training_dtype="fp32", lora_dtype="fp32")
 FOLLOWED = [name for name in TRAINED if name != "hidream"]  # whose experts are chosen by the data
 
@@ -136,10 +142,12 @@ def layers(model: Any) -> list[Any]:
     return [module for module in model.model.modules() if hasattr(module, "comfy_cast_weights")]
 
 
-def execute(model: Any, latents: Any, **changes: Any) -> Any:
+def execute(model: Any, *latents: Any, positive: Sequence[Any] = (), **changes: Any) -> Any:
+    """The host calls the node's inputs lists."""
     widgets = {"rank": 2, "training_dtype": "fp32", "lora_dtype": "fp32", **changes}
+    given = {"model": [model], "latents": [{"samples": one} for one in latents], "positive": list(positive)}
     with torch.inference_mode():
-        return HeadroomTrainingEstimate.execute(model, {"samples": latents}, **widgets)
+        return HeadroomTrainingEstimate.execute(**given, **{name: [value] for name, value in widgets.items()})
 
 
 def test_the_node_hands_on_the_model_and_tells() -> None:
@@ -196,7 +204,7 @@ def test_texts_of_a_set_stay_in_ram_beside_a_card() -> None:
 def test_a_model_that_looks_at_its_data_is_said_so() -> None:
     family = FAMILIES["hidream"]
     with pytest.raises(ValueError, match=r"^model: what a training takes cannot be predicted"):
-        execute(family.load(), family.latent(64, 64), positive=family.conditioning(1))
+        execute(family.load(), family.latent(64, 64), positive=[family.conditioning(1)])
 
 
 def test_an_algorithm_that_this_host_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,3 +235,60 @@ def test_a_batch_takes_more_and_a_set_only_its_latents() -> None:
     assert two.way.activations > 1.5 * one.way.activations
     assert many.way.activations == one.way.activations
     assert many.outside > one.outside
+
+
+def test_a_set_takes_what_was_said_beforehand_and_in_its_first_step() -> None:
+    """All its pictures and their noise are there in each step."""
+    family = FAMILIES["z_image"]
+    model, _ = apply_checkpoints(family.load(), PLANS["each"])
+    x = family.latent(24 * family.reach, 24 * family.reach)
+    asked = Training.of_set(model, [x] * 64, family.conditioning(1), SETTINGS)
+    found = forecast_training(asked, own_card(model.load_device))
+    (one, _), (row, adapter) = measured(family, PLANS["each"]), measured(family, PLANS["each"], pictures=64)
+    assert row.live > 1.1 * one.live
+    assert found.peak(found.way) - found.weights - adapter == pytest.approx(row.live, rel=0.02)
+    assert row.predicted.live == pytest.approx(row.live, rel=0.02)
+
+
+def test_a_batch_counts_in_full_whatever_is_connected() -> None:
+    """An empty latent is one picture."""
+    family = FAMILIES["z_image"]
+    model, x = family.load(), family.latent(24 * family.reach, 24 * family.reach)
+    peaks = [
+        execute(model, *latents, batch_size=4, positive=[family.conditioning(1)]).result[2]
+        for latents in ([x], [x.expand(4, *x.shape[1:])], [x] * 4, [x[..., :8], x, x[..., :16], x[:, :, :8]])
+    ]
+    assert peaks == [peaks[0]] * 4
+    assert peaks[0] > 1.5 * execute(model, x, positive=[family.conditioning(1)]).result[2]
+
+
+def test_the_longest_text_of_a_dataset_counts() -> None:
+    family = FAMILIES["z_image"]
+    model, x = family.load(), family.latent(24 * family.reach, 24 * family.reach)
+    ((short, extra),) = family.conditioning(1)
+    long = [[short.repeat(1, 8, 1), extra]]
+    both, alone, less = (
+        execute(model, x, x, positive=positive).result[2]
+        for positive in ([[[short, extra]], long], [long], [[[short, extra]]])
+    )
+    assert less < both == alone
+
+
+def test_a_dataset_without_pictures() -> None:
+    with pytest.raises(ValueError, match=r"^latents is missing"):
+        execute(FAMILIES["flux"].load())
+    with pytest.raises(ValueError, match=r"^latents gets 3; connect a LATENT"):
+        HeadroomTrainingEstimate.execute(model=[FAMILIES["flux"].load()], latents=[3])
+
+
+def test_a_dataset_is_one_question(client: Client) -> None:
+    """The host runs a node for each entry of a list, unless it takes lists."""
+    graph = json.loads((WORKFLOWS / "train_lora.json").read_text())
+    graph["10"]["inputs"] |= {"latents": ["21", 0], "batch_size": 3}
+    graph["20"] = node("EmptyLatentImage", width=128, height=128, batch_size=3)
+    graph["21"] = node("RebatchLatents", latents=["20", 0], batch_size=1)
+    of_a_list = client.run({key: graph[key] for key in ("1", "5", "6", "10", "20", "21")})
+    graph["10"]["inputs"] |= {"latents": ["20", 0]}
+    of_a_batch = client.run({key: graph[key] for key in ("1", "5", "6", "10", "20")})
+    assert len(of_a_list.outputs["10"]["text"]) == 1
+    assert of_a_list.outputs["10"]["text"] == of_a_batch.outputs["10"]["text"]

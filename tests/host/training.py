@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def defaults(node: Any) -> dict[str, Any]:
 
 
 def train(
-    node: Any, model: Any, family: Family, latents: Tensor, dtype: str = "none", **changes: Any
+    node: Any, model: Any, family: Family, latents: Tensor | Sequence[Tensor], dtype: str = "none", **changes: Any
 ) -> dict[str, Tensor]:
     """The LoRA after two steps, by plain gradient descent: Adam would turn rounding into steps of full size.
 
@@ -49,6 +50,7 @@ def train(
     of some families, and beside the weights.
 
     Args:
+        latents: the pictures; of several sizes a list.
         dtype: that the host computes in, as its node names it; "none" is bfloat16 where the model is float32.
         changes: other settings of the node.
     """
@@ -56,10 +58,11 @@ def train(
               "lora_dtype": "fp32", "loss_function": "MSE", "gradient_checkpointing": False, **changes}  # fmt: skip
     # The host calls a node's inputs lists here.
     settings = {name: [value] for name, value in (defaults(node) | chosen).items()}
+    pictures = [{"samples": one} for one in ([latents] if isinstance(latents, Tensor) else latents)]
     torch.manual_seed(0)  # the LoRA's first weights are drawn from the global generator
     with torch.inference_mode():
         try:
-            result = node.execute([model], [{"samples": latents}], [family.conditioning(1)], **settings).result
+            result = node.execute([model], pictures, [family.conditioning(1)], **settings).result
         except RuntimeError as error:
             if "Inference tensors cannot be saved" not in str(error) or TRAINED in model.attachments:
                 raise
