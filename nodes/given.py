@@ -24,7 +24,7 @@ def checked(execute: Execute) -> Execute:
     @wraps(execute)
     def run(cls: type[io.ComfyNode], *arguments: Any, **values: Any) -> io.NodeOutput:
         given = [values]
-        if cls.INPUT_IS_LIST:
+        if getattr(cls, "INPUT_IS_LIST", False):
             values = {name: listed for name, listed in values.items() if listed}  # a list of nothing is not there
             given = [{name: one} for name, listed in values.items() for one in listed]
         check_there(cls.INPUT_TYPES(), needed[len(arguments) :], values)
