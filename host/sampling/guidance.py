@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..core.wrapper_kinds import CALC_COND_BATCH
-from ..measure.wrappers import measure_sampling, wrap
+from ..measure.runs import notice
+from ..measure.wrappers import ROW, measure_sampling, wrap
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
 
 WRAPPER_KEY = "headroom_in_turns"
+OPTIONS = 3  # the model's, among the arguments of the host's batching behind the model
+TOGETHER = "guidance stays together: a patch of the model compares both texts in one call"
+
+
+def compares_texts(model_options: Mapping[str, Any]) -> bool:
+    """Whether a patch of the model looks at both texts in one call, as ComfyUI's Normalized Attention Guidance does,
+    which would do nothing in turns: one of the attention's results, of a model whose negative counts even at cfg 1."""
+    patches = model_options.get("transformer_options", {}).get("patches", {})
+    return bool(patches.get("attn1_output_patch")) and bool(model_options.get("disable_cfg1_optimization"))
 
 
 def guide_in_turns(model: ModelPatcher) -> ModelPatcher:
@@ -24,7 +35,13 @@ def guide_in_turns(model: ModelPatcher) -> ModelPatcher:
 
 def in_turns(executor: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     """A wrapper of the host's batching, which joins conditionings only where it finds the memory for them."""
-    return executor(OneAtATime(model), *args, **kwargs)
+    options = args[OPTIONS] if len(args) > OPTIONS else kwargs.get("model_options", {})
+    if not compares_texts(options):
+        return executor(OneAtATime(model), *args, **kwargs)
+    row = options["transformer_options"].get(ROW)
+    if row is not None and TOGETHER not in row.notices:
+        notice(row, TOGETHER)
+    return executor(model, *args, **kwargs)
 
 
 class OneAtATime:
