@@ -2,10 +2,12 @@
 
 import json
 import struct
+import threading
 import urllib.error
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import comfy.ldm.lightricks.model as lightricks
@@ -21,7 +23,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headroom.cli.fit import answer as fit_answer
 from headroom.cli.fit import parser as fit_parser
-from headroom.host.prediction.host_answers import answering
+from headroom.host.prediction.host_answers import answering, card_answers, replaced
 from headroom.host.prediction.stages import chosen_card, ram_total
 from headroom.host.workflow.dry_run import DryRun
 from headroom.host.workflow.estimate import Terms, estimate_beside, estimate_workflow
@@ -447,6 +449,33 @@ class TestBesideThePrompt:
         for mask in (None, torch.randn(9, 9), torch.randn(9, 9) > 0):
             assert torch.equal(*both(mask, scale=0.3))
         assert torch.equal(*both(None, is_causal=True))
+
+    def test_what_another_thread_puts_back_later_is_nothing_to_this_one(self) -> None:
+        """It began within this one's, and so took that for the host's own."""
+        host, began, ends = SimpleNamespace(size=lambda: "true"), threading.Event(), threading.Event()
+
+        def other() -> None:
+            with replaced(host, "size", lambda: "other"):
+                began.set()
+                ends.wait(60)
+
+        thread = threading.Thread(target=other)
+        with replaced(host, "size", lambda: "own"):
+            thread.start()
+            assert began.wait(60)
+            assert host.size() == "own"
+        ends.set()
+        thread.join()
+        assert host.size() == "true"
+
+    def test_models_of_the_running_prompt_stay(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Older hosts' nodes ask for room by themselves."""
+        asked: list[Any] = []
+        monkeypatch.setattr(model_management, "free_memory", lambda *args, **kwargs: asked.append(args))
+        for card in (named_card("sm86", 4.0), chosen_card("this machine", 0.0, torch.device("cpu"))):
+            with answering(card_answers(card)):
+                assert model_management.free_memory(1e12, torch.device("cpu")) == []
+        assert not asked
 
     def test_what_the_host_keeps_holds_data(self) -> None:
         lightricks.generate_freq_grid_np.cache_clear()

@@ -18,7 +18,7 @@ from ...measure.calibrated import workspaces_for
 from ...measure.speeds import kind_of
 from ...offload.budget import least_weights
 from ...prediction.encoders import PROMPT, predict_encoding, predict_vision
-from ...prediction.host_answers import SAME_EXPERTS, has_experts, replaced
+from ...prediction.host_answers import SAME_EXPERTS, answering, has_experts, replaced
 from ..calling import Outputs, outputs
 from ..findings import Findings
 from ..inputs import Inputs
@@ -69,7 +69,7 @@ def write_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         return outputs(kind, write(clip=stand_in))
 
     spaces, given = workspaces_for(found.card), list(inputs.values())
-    with _without_its_bar(), _listening():
+    with answering({}), _without_its_bar(), _listening():
         prediction, _ = predict_encoding(clip, found.card, run, found.mode, spaces, given)
     found.add(encoder_stage("text", prediction, clip.patcher, clip.cond_stage_model, method="written"))
     found.notes.append(f"what {kind} writes is taken to be of usual length")

@@ -26,7 +26,7 @@ from ...core.internals import find
 from ...core.latents import first_part
 from ...measure.calibrated import workspaces_for
 from ...prediction.encoders import HeldNetwork, predict_network
-from ...prediction.host_answers import modules_with, one_of_each_tile, replaced
+from ...prediction.host_answers import answering, modules_with, one_of_each_tile, replaced
 from ...prediction.networks import model_without_data
 from ...prediction.vae import Coding
 from ..calling import Outputs, first_line, outputs
@@ -78,7 +78,7 @@ def run_network(runs: Runs, found: Findings, kind: str, inputs: Inputs) -> Outpu
     """What the node gives, of a network that it runs; the network is a stage."""
     held, patcher = held_by(kind, runs.holder, inputs[runs.holder], found.card)
     assumptions: list[str] = []
-    with encodes_counted(found, inputs) as counted, one_of_each_tile():
+    with encodes_counted(found, inputs) as counted, answering({}), one_of_each_tile():
         few = _a_few(runs, counted, found.card)
         run = found.nodes.prepared(kind, few)
 
