@@ -685,8 +685,8 @@ MEMORY = (
         "host/test_beside_models.py",
         (
             "prediction: a ControlNet's first step loads models",
-            'nothing_is_loaded = {"load_models_gpu": lambda *_, **__: None}',
-            "nothing_is_loaded: dict[str, Callable[..., Any]] = {}",
+            '        "load_models_gpu": lambda *_, **__: None,\n',
+            "",
         ),
     ),
     *_of(
@@ -1681,8 +1681,8 @@ WORKFLOWS = (
         ),
         (
             "dry run: what scales pictures up is predicted without the host's tiles",
-            "as counted, one_of_each_tile():",
-            "as counted:",
+            "as counted, answering({}), one_of_each_tile():",
+            "as counted, answering({}):",
         ),
     ),
     *_of(
