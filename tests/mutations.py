@@ -2077,6 +2077,15 @@ WORKFLOWS = (
         ("checkpoints: a run again has random numbers of its own", "torch.set_rng_state(self.random)", "pass"),
     ),
     *_of(
+        "host/offload/watermark.py",
+        "emulator/test_dynamic_vram.py",
+        (
+            "dynamic VRAM: a budget keeps others from evicting, and bounds nothing",
+            "memory.set_watermark(max(0, room) // PAGE_BYTES * PAGE_BYTES)",
+            "memory.set_watermark_limit(weights)",
+        ),
+    ),
+    *_of(
         "host/offload/own_weights.py",
         "host/test_training.py",
         ("dynamic VRAM: a layer keeps its page", "del own[PAGE]", "pass"),

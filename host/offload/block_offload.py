@@ -17,6 +17,7 @@ from ..measure.wrappers import measure_sampling, wrap
 from .budget import Budget, layer_costs, least_weights, loads_by_the_host, plan_budget, set_budget
 from .host_internals import check_calls, check_model
 from .offloaded_sampling import Offload, OffloadedSampling, streamed
+from .watermark import cannot_limit
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -82,13 +83,13 @@ def cannot_budget(model: ModelPatcher) -> str | None:
         return "no budget: this device shares its memory with the CPU"
     if state is comfy.model_management.VRAMState.HIGH_VRAM:
         return "no budget: ComfyUI was started with --highvram or --gpu-only"
-    return None
+    return cannot_limit(model)
 
 
 def cannot_prefetch(model: ModelPatcher) -> str | None:
     """Why nothing is prefetched here."""
     if model.is_dynamic():
-        return "dynamic VRAM streams and prefetches by itself; the budget is its watermark limit"
+        return "dynamic VRAM streams and prefetches by itself what it does not keep"
     if replays_steps():
         return (
             "this ComfyUI may replay recorded steps, which would not copy weights anew; its own loader keeps the budget"

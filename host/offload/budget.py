@@ -21,6 +21,7 @@ from ...offload.schedule import Plan, least_budget, ring_bytes, spread_residents
 from ...offload.staging import flat_bytes
 from ...offload.work import layer_work
 from .host_internals import HostChangedError, LoadOrder, check_loaded, layers_by_path
+from .watermark import limit_pages
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -102,7 +103,7 @@ def _with_budget(base: type[Any]) -> type[Any]:
                 return super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights)
             if self.is_dynamic():
                 result = super().partially_load(device_to, extra_memory, force_patch_weights=force_patch_weights)
-                _limit_watermark(self, budget)
+                limit_pages(self, budget.weights)
                 return result
             extra_memory += self._make_room(budget)
             if extra_memory >= 0:
@@ -142,14 +143,6 @@ def _with_budget(base: type[Any]) -> type[Any]:
 
     Budgeted.__name__ = Budgeted.__qualname__ = f"Budgeted{base.__name__}"
     return Budgeted
-
-
-def _limit_watermark(model: ModelPatcher, budget: Budget) -> None:
-    """Dynamic VRAM: the limit above which weights are not kept; the host resets it after every node."""
-    # Host: a patcher of dynamic VRAM has its memory by `_vbar_get`. Where it has none, nothing limits it.
-    memory = getattr(model, "_vbar_get", lambda: None)()
-    if memory is not None and hasattr(memory, "set_watermark_limit"):
-        memory.set_watermark_limit(budget.weights)
 
 
 def _loaded_besides(model: ModelPatcher, budget: Budget) -> bool:

@@ -11,13 +11,23 @@ PACK = Path(__file__).parents[2]
 START = "import sys, comfy_aimdo.control as aimdo, pytest; aimdo.init(); sys.exit(pytest.main(sys.argv[1:]))"
 
 
-@repeats_on_a_card
-def test_a_training_over_a_lora() -> None:
-    """Weights that the host would read from its pages come block by block, with the patches that it gives them."""
+def passes(test: str) -> None:
+    """Runs one of `under_dynamic_vram.py`."""
     command = [sys.executable, "-c", START, "-n", "0", "-s", "-p", "no:cacheprovider"]
     ran = subprocess.run(
-        [*command, "tests/emulator/under_dynamic_vram.py"],
+        [*command, f"tests/emulator/under_dynamic_vram.py::{test}"],
         check=False, cwd=PACK, env={**os.environ, "EMU_DRIVER": "1"}, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     told = "\n".join(line for line in ran.stdout.splitlines() if not line.startswith("aimdo:"))
     assert ran.returncode == 0, told[-3000:] + ran.stderr[-2000:]
+
+
+@repeats_on_a_card
+def test_a_training_over_a_lora() -> None:
+    """Weights that the host would read from its pages come block by block, with the patches that it gives them."""
+    passes("test_a_lora_that_was_loaded_before_counts")
+
+
+def test_block_offload() -> None:
+    """A budget bounds what dynamic VRAM keeps on the card, for the model that has it and while it has it."""
+    passes("test_a_budget_is_kept")

@@ -483,6 +483,19 @@ class TestPrefetch:
         assert "prefetched " in lines
 
 
+def test_an_aimdo_without_watermarks_keeps_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamic VRAM of a release that 0.18 still takes: the report says that nothing is limited."""
+    model = FAMILIES["sd15"].load()
+    monkeypatch.setattr(ModelPatcher, "is_dynamic", lambda self: True)
+    limited, report = apply_offload(model, model.model_size() / 2 / GB)
+    assert budget_of(limited) is not None
+    assert "no budget" not in report
+    monkeypatch.delattr("comfy_aimdo.model_vbar.ModelVBAR.set_watermark")
+    limited, report = apply_offload(model, model.model_size() / 2 / GB)
+    assert budget_of(limited) is None
+    assert "no budget: this comfy-aimdo cannot limit the weights that dynamic VRAM keeps; update it" in report
+
+
 def test_budgets_stack_with_casting_in_either_order() -> None:
     family = FAMILIES["flux"]
     model = family.load()
