@@ -2077,6 +2077,21 @@ WORKFLOWS = (
         ("checkpoints: a run again has random numbers of its own", "torch.set_rng_state(self.random)", "pass"),
     ),
     *_of(
+        "host/casting/bound.py",
+        "host/test_casting.py",
+        ("casting: a compiled model is cast and runs the original", "if COMPILED in", "if None in"),
+        (
+            "casting: a patch that is in place counts as the original's",
+            "original -= {id(module) for path in replaced for module in _modules(places.get(path))}",
+            "pass",
+        ),
+        (
+            "casting: what is in the place of a patch is forgotten",
+            "original |= {id(module) for value in replaced.values() for module in _modules(value)}",
+            "pass",
+        ),
+    ),
+    *_of(
         "host/offload/watermark.py",
         "emulator/test_dynamic_vram.py",
         (

@@ -19,6 +19,7 @@ from torch import nn
 from ...offload import STORAGES, CastReport, Layer, Storage
 from ...vae.exact.running.heap import give_back_free_pages
 from ..measure.wrappers import measure_sampling
+from .bound import bound_to_original
 from .cache_file import cache_path, check_name, is_kept, read_cache, write_cache
 from .independent import independent
 from .layers import Caster, plan_cast
@@ -108,12 +109,14 @@ class Kind:
     """Which part of a patcher's model is cast, and how its dtype of computation is chosen.
 
     Attributes:
+        source: the input that it comes by.
         path: of that part.
         compute: dtype that stored weights read as, from the model and the node's choice.
         by_model: the model itself brings its inputs to that dtype; else each product does.
     """
 
     name: str
+    source: str
     path: str
     compute: Callable[[ModelPatcher, str], torch.dtype]
     by_model: bool
@@ -146,8 +149,8 @@ def _dtype(name: str) -> torch.dtype:
     return dtype
 
 
-DIFFUSION_MODEL = Kind("model", "diffusion_model", _model_compute, by_model=True)
-TEXT_ENCODER = Kind("text encoder", "", _text_compute, by_model=False)
+DIFFUSION_MODEL = Kind("model", "model", "diffusion_model", _model_compute, by_model=True)
+TEXT_ENCODER = Kind("text encoder", "clip", "", _text_compute, by_model=False)
 KINDS = {kind.name: kind for kind in (DIFFUSION_MODEL, TEXT_ENCODER)}
 
 
@@ -158,6 +161,8 @@ def _cast(model: ModelPatcher, settings: CastSettings, kind: Kind) -> tuple[Mode
     report = CastReport(settings.format, caster.compute, model.model_size(), layers)
     if not any(layer.reason is None for layer in layers):
         return model.clone(), _finished(report, model)
+    if (bound := bound_to_original(model)) is not None:
+        raise ValueError(f"{kind.source}: {bound}")
     result = independent(model)
     with torch.no_grad():
         _convert(kind.network(result.model), report, caster, settings)

@@ -25,6 +25,7 @@ from ...memory.units import format_bytes
 from ...offload import STORAGES
 from ..attention.backend import apply_attention
 from ..attention.override import attention_is_set
+from ..casting.bound import bound_to_original
 from ..casting.cast import ATTACHMENT as CAST
 from ..casting.cast import CastSettings, cast_model
 from ..casting.quantised import why_not
@@ -191,6 +192,9 @@ class _SamplingWays:
         model = self.question.model
         if CAST in model.attachments:
             self.notes.append("weights stay as their own node has cast them")
+            return
+        if (bound := bound_to_original(model)) is not None:
+            self.notes.append(f"weights stay as they are: {bound}")
             return
         for decibels, storage in PLANNED_CASTS:
             loss = Loss.NEAR_EXACT if decibels >= NEAR_EXACT_DB else Loss.APPROXIMATE

@@ -1,8 +1,10 @@
 """Layerwise casting around the host's own models, loaders, LoRAs and sampler, in process."""
 
+import copy
 import gc
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -748,7 +750,78 @@ class TestReload:
         assert torch.equal(sample(copy, family), sample(ours, family))
 
 
+def compiled(model: Any) -> Any:
+    from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+    clone = model.clone()
+    set_torch_compile_wrapper(clone, backend="eager")  # nothing is compiled before it runs
+    return clone
+
+
+class Around(nn.Module):
+    """A node's own module around one of the model's."""
+
+    def __init__(self, block: nn.Module) -> None:
+        super().__init__()
+        self.block = block
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.block(*args, **kwargs)
+
+
+def patched(model: Any, path: str, make: Any) -> Any:
+    clone = model.clone()
+    clone.add_object_patch(path, make(clone.model.get_submodule(path.removesuffix(".forward"))))
+    return clone
+
+
 class TestCompiled:
+    BEHIND = "stands before Layerwise Casting and would go on running the original; put it behind"
+    BLOCK = "diffusion_model.single_blocks.0"
+
+    @pytest.mark.parametrize(
+        ("bound", "what"),
+        [
+            (compiled, "torch.compile"),
+            (lambda model: patched(model, "diffusion_model", torch.compile), "torch.compile"),
+            (lambda model: patched(model, TestCompiled.BLOCK, torch.compile), "torch.compile"),
+            (
+                lambda model: patched(model, f"{TestCompiled.BLOCK}.forward", lambda block: block.forward),
+                f"a node that patches '{BLOCK}.forward'",
+            ),
+            (
+                lambda model: patched(model, TestCompiled.BLOCK, Around),
+                f"a node that patches '{BLOCK}'",
+            ),
+        ],
+        ids=["the host's", "whole", "a block", "a method", "a wrapped block"],
+    )
+    def test_what_runs_the_original_is_an_error_before_a_cast(self, bound: Any, what: str) -> None:
+        with pytest.raises(ValueError, match=f"^model: {re.escape(f'{what} {self.BEHIND}')}$"):
+            cast(bound(FAMILIES["flux"].load()))
+
+    @pytest.mark.parametrize("loaded", [False, True], ids=["as it waits", "loaded"])
+    def test_a_patch_with_a_module_of_its_own_is_none(self, loaded: bool) -> None:
+        """As nodes set how a model's noise is scaled; while it is loaded, it stands in the original's place."""
+        family = FAMILIES["flux"]
+        model = patched(family.load(), "model_sampling", copy.copy)
+        if loaded:
+            sample(model, family, steps=1)
+        assert report_of(cast(model)).cast
+
+    @pytest.mark.parametrize("loaded", [False, True], ids=["as it waits", "loaded"])
+    def test_a_patch_is_known_while_it_stands_in_the_originals_place(self, loaded: bool) -> None:
+        family = FAMILIES["flux"]
+        model = patched(family.load(), self.BLOCK, Around)
+        if loaded:
+            sample(model, family, steps=1)
+        with pytest.raises(ValueError, match="put it behind"):
+            cast(model)
+
+    def test_nothing_to_cast_is_none_either(self) -> None:
+        _, report = cast_model(compiled(cast(FAMILIES["flux"].load())), CastSettings("float8_e4m3fn_scaled"))
+        assert not report.cast
+
     @at_night
     def test_a_cast_model_compiles(self) -> None:
         from comfy_api.torch_helpers import set_torch_compile_wrapper

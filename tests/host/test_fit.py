@@ -308,6 +308,15 @@ class TestWhatOthersHaveSet:
         assert {plan.storage for plan in fit.considered} == {""}
         assert any("weights stay" in note for note in fit.notes)
 
+    def test_torch_compile(self) -> None:
+        from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+        model = drawn("flux", 0.02, 6).clone()
+        set_torch_compile_wrapper(model, backend="eager")  # nothing is compiled before it runs
+        fit = find_fit(asked(model=model), named_card("sm86", 0.01), "any", 1.0)
+        assert {plan.storage for plan in fit.considered} == {""}
+        assert any("weights stay as they are: torch.compile stands before" in note for note in fit.notes)
+
     @at_night
     def test_a_budget(self) -> None:
         model = drawn("flux", 0.02, 6)
