@@ -16,14 +16,16 @@ from torch import nn
 
 from .staging import Staged, Staging
 from .streamed import Streamed
+from .whole import holds_whole
 
 
 def layers_off(module: nn.Module, device: torch.device) -> list[nn.Module]:
-    """Modules within that have weights of their own, and not all of them on the device."""
+    """Modules within that have weights of their own, and not all of them on the device; without those whose weights
+    are more than a copy of them."""
     return [
         layer
         for layer in module.modules()
-        if any(one is not None and one.device != device for one in layer._parameters.values())
+        if any(one is not None and one.device != device for one in layer._parameters.values()) and holds_whole(layer)
     ]
 
 

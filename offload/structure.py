@@ -8,6 +8,8 @@ from typing import Any
 
 from torch import nn
 
+from .whole import is_whole
+
 _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
@@ -54,7 +56,11 @@ class _Copier:
         if parameter is None:
             return None
         if id(parameter) not in self._parameters:
-            self._parameters[id(parameter)] = nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
+            copy = nn.Parameter(parameter.data, requires_grad=parameter.requires_grad)
+            if not is_whole(parameter):  # the rest of it are attributes, which its data does not have
+                kept = {name: value for name, value in vars(parameter).items() if name not in self._forget}
+                vars(copy).update({name: self._attribute(value) for name, value in kept.items()})
+            self._parameters[id(parameter)] = copy
         return self._parameters[id(parameter)]
 
     def _attribute(self, value: Any) -> Any:

@@ -2077,6 +2077,20 @@ WORKFLOWS = (
         ("checkpoints: a run again has random numbers of its own", "torch.set_rng_state(self.random)", "pass"),
     ),
     *_of(
+        "offload/whole.py",
+        "host/test_offload.py host/test_casting.py",
+        (
+            "weights of another pack's class are copied as bytes",
+            "return type(weight) in PLAIN or is_traceable_wrapper_subclass(weight)",
+            "return True",
+        ),
+    ),
+    *_of(
+        "offload/structure.py",
+        "unit/test_casting.py",
+        ("a copied weight loses its attributes", "if not is_whole(parameter):", "if False:"),
+    ),
+    *_of(
         "host/casting/bound.py",
         "host/test_casting.py",
         ("casting: a compiled model is cast and runs the original", "if COMPILED in", "if None in"),

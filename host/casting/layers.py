@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ...offload import CastLayer, Layer, LayerKind, NoiseMeter, SkipRules, Storage, cast_plain, plan_layers, row_parts
+from ...offload.whole import is_whole
 from ..core.families import TOLD_BY
 from .quantised import (
     can_quantise,
@@ -24,7 +25,7 @@ from .quantised import (
     stored_bytes,
 )
 
-NOTHING_TO_GAIN = ("already ", "no smaller")
+NOTHING_TO_GAIN = ("already ", "no smaller", "in another ")
 
 
 def plan_cast(network: nn.Module, storage: Storage, skip: str, keep: frozenset[str] = frozenset()) -> list[Layer]:
@@ -61,6 +62,8 @@ def _refined(layer: Layer, network: nn.Module, storage: Storage, keep: frozenset
 
 
 def _nothing_to_gain(weight: Tensor, layer: Layer, storage: Storage) -> str | None:
+    if not is_whole(weight):
+        return "in another node pack's own format"
     if is_quantised(weight):
         return "already quantised"
     if weight.dtype.itemsize == 1:

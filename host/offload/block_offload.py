@@ -10,6 +10,7 @@ import torch
 from ...memory import file_backed_bytes
 from ...memory.link import link_speed
 from ...memory.units import format_bytes
+from ...offload.whole import holds_whole
 from ..core.compat import replays_steps
 from ..core.device import GB
 from ..core.wrapper_kinds import APPLY_MODEL, OUTER_SAMPLE
@@ -98,6 +99,8 @@ def cannot_prefetch(model: ModelPatcher) -> str | None:
         return f"nothing is copied on {model.load_device.type}; the budget is kept, but no memory is gained"
     if model.get_additional_models_with_key("multigpu"):
         return "the model runs on several GPUs"
+    if not all(map(holds_whole, model.model.diffusion_model.modules())):
+        return "its weights are in another node pack's own format, which their layers alone bring over"
     if not layer_costs(model):
         return "this model has no layers that ComfyUI can stream"
     return None

@@ -19,6 +19,7 @@ from ...offload import block_lists
 from ...offload.costs import LayerCost
 from ...offload.schedule import Plan, least_budget, ring_bytes, spread_residents
 from ...offload.staging import flat_bytes
+from ...offload.whole import holds_whole
 from ...offload.work import layer_work
 from .host_internals import HostChangedError, LoadOrder, check_loaded, layers_by_path
 from .watermark import limit_pages
@@ -247,4 +248,5 @@ def _most_staging(model: ModelPatcher, ahead: int) -> int:
 
 def _can_stream(path: str, module: torch.nn.Module) -> bool:
     # Host: layers that it can stream have `comfy_cast_weights`.
-    return path.startswith(NETWORK) and hasattr(module, "comfy_cast_weights") and bool(module._parameters)
+    streams = path.startswith(NETWORK) and hasattr(module, "comfy_cast_weights") and bool(module._parameters)
+    return streams and holds_whole(module)

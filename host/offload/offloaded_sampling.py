@@ -16,6 +16,7 @@ from ...memory.units import format_bytes
 from ...offload.brought import brought, layers_off
 from ...offload.prefetch import LayerPrefetch, Learned
 from ...offload.streamed import Traffic
+from ...offload.whole import holds_whole
 from ..core.wrapper_kinds import APPLY_MODEL
 from ..measure.wrappers import COMPILED, OPTIMIZER, TRAINED, current_row
 from .budget import Budget
@@ -142,10 +143,11 @@ class Engine:
 
 
 def is_streamed(layer: nn.Module) -> bool:
-    """Whether the host has left a layer off its device."""
+    """Whether the host has left a layer off its device, and a copy of its weights is all of them."""
     # Host: layers that it can stream have `comfy_cast_weights`; those of them that it loaded, `comfy_patched_weights`.
     streams = hasattr(layer, "comfy_cast_weights") and not getattr(layer, "comfy_patched_weights", False)
-    return streams and any(parameter is not None for parameter in layer._parameters.values())
+    weights = streams and any(parameter is not None for parameter in layer._parameters.values())
+    return weights and holds_whole(layer)
 
 
 # What stands in for weights while they are not staged; None: the host's own, which a layer can bring over by itself.

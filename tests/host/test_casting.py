@@ -36,6 +36,7 @@ from ..nightly import at_night, grid, some_of
 from .drawn import BLOCKS, drawn, signal_db, velocity
 from .families import FAMILIES, Family, each_once
 from .families import sample as sampled
+from .packed import pack
 from .training import train, training_node
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -773,6 +774,22 @@ def patched(model: Any, path: str, make: Any) -> Any:
     clone = model.clone()
     clone.add_object_patch(path, make(clone.model.get_submodule(path.removesuffix(".forward"))))
     return clone
+
+
+def test_weights_of_another_packs_class_are_kept_whole() -> None:
+    """A mixed model, as of a GGUF file and a safetensors one: the one part as it is, the other cast."""
+    family, model = FAMILIES["flux"], drawn("flux", 0.02, 2)
+    stock, stored = sample(model, family), cast(model, skip="double_blocks\nauto")
+    pack(model.model.diffusion_model.double_blocks)
+    ours, report = cast_model(model, CastSettings("float8_e4m3fn_scaled"))
+    assert report.kept()["in another node pack's own format"]
+    assert {done.layer.name for done in report.cast} == {done.layer.name for done in report_of(stored).cast}
+    assert torch.equal(sample(ours, family), sample(stored, family))
+    assert torch.equal(sample(model, family), stock)
+    pack(model.model.diffusion_model.single_blocks)
+    every, report = cast_model(model, CastSettings("float8_e4m3fn_scaled"))
+    assert not report.cast
+    assert torch.equal(sample(every, family), stock)
 
 
 class TestCompiled:

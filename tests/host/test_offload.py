@@ -33,6 +33,7 @@ from headroom.host.offload.host_internals import ATTRIBUTES, MANAGEMENT, METHODS
 from headroom.host.offload.offloaded_sampling import is_streamed
 from headroom.memory import file_backed_bytes
 from headroom.offload import block_lists
+from headroom.offload.brought import layers_off
 from headroom.offload.prefetch import LayerPrefetch
 from headroom.offload.work import layer_work
 
@@ -40,6 +41,7 @@ from ..nightly import at_night, some_of
 from .conftest import ENVIRONMENT
 from .drawn import drawn, velocity
 from .families import FAMILIES, each_once, sample
+from .packed import Packed, pack
 from .test_casting import HELD
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -481,6 +483,24 @@ class TestPrefetch:
         assert "VRAM budget" in lines
         assert "weights on the device: " in lines
         assert "prefetched " in lines
+
+
+@pytest.mark.parametrize("granularity", ["auto", "block"])
+def test_weights_of_another_packs_class_stay_with_their_layers(granularity: str, engines: list[LayerPrefetch]) -> None:
+    family, model = FAMILIES["flux"], drawn("flux", 0.02, 2)
+    stock = sample(model, family)
+    pack(model.model.diffusion_model.double_blocks)
+    assert torch.equal(sample(model, family), stock)
+    ours, report = apply_offload(model, 0.5 * model.model_size() / GB, granularity)
+    assert "nothing is prefetched: its weights are in another node pack's own format" in report
+    assert torch.equal(sample(ours, family), stock)
+    assert not engines
+    network = model.model.diffusion_model
+    packed = {name for name, layer in network.named_modules() if isinstance(getattr(layer, "weight", None), Packed)}
+    assert packed
+    assert not {name.removeprefix("diffusion_model.") for name in layer_costs(model)} & packed
+    assert not any(is_streamed(network.get_submodule(name)) for name in packed)
+    assert not set(layers_off(network, torch.device("meta"))) & {network.get_submodule(name) for name in packed}
 
 
 def test_an_aimdo_without_watermarks_keeps_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -573,6 +573,23 @@ class TestCopyStructure:
         assert list(copy.state_dict()) == list(root.state_dict())
         assert [name for name, _ in copy.named_modules()] == [name for name, _ in root.named_modules()]
 
+    def test_weights_of_a_class_of_their_own_keep_their_attributes(self, root: Twisted) -> None:
+        class Packed(torch.Tensor):
+            def detach(self) -> torch.Tensor:
+                return self
+
+        weight = nn.Parameter(torch.zeros(9, dtype=torch.uint8).as_subclass(Packed), requires_grad=False)
+        weight.stored_as, weight.patches, weight._note = "q4", [root.first], 1
+        root.first.weight = weight
+        copy = copy_structure(root, forget={"_note"})
+        mine = copy.first.weight
+        assert type(mine) is Packed
+        assert mine is not weight
+        assert mine.data_ptr() == weight.data_ptr()
+        assert isinstance(mine, nn.Parameter)
+        assert (mine.stored_as, mine.patches) == ("q4", [copy.first])
+        assert not hasattr(mine, "_note")
+
     def test_storages_are_shared_and_parameters_are_not(self, root: Twisted) -> None:
         copy = copy_structure(root)
         for (name, mine), (_, theirs) in zip(copy.named_parameters(), root.named_parameters(), strict=True):
