@@ -685,8 +685,8 @@ MEMORY = (
         "host/test_beside_models.py",
         (
             "prediction: a ControlNet's first step loads models",
-            '        "load_models_gpu": lambda *_, **__: None,\n',
-            "",
+            '{"load_models_gpu": lambda *_, **__: None, ',
+            "{",
         ),
     ),
     *_of(

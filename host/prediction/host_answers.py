@@ -168,10 +168,7 @@ def free_memory_answer(card: Card, tracker: LiveBytes | None = None, elsewhere: 
 def card_answers(card: Card) -> dict[str, Callable[..., Any]]:
     """What a host on this card says of its device, its dtypes and its attention; of this machine's own it says so
     itself. Nothing is loaded for a prediction, or let go: what is on the device belongs to the prompt that runs."""
-    nothing_is_loaded: dict[str, Callable[..., Any]] = {
-        "load_models_gpu": lambda *_, **__: None,
-        "free_memory": lambda *_, **__: [],
-    }
+    nothing_is_loaded: dict[str, Any] = {"load_models_gpu": lambda *_, **__: None, "free_memory": lambda *_, **__: []}
     if is_here(card.device):
         return nothing_is_loaded
     capability = card.capability or (0, 0)
