@@ -23,6 +23,9 @@ ROTATION_SIZES = (256, 64, 16)
 # Of comfy-kitchen's kernels for CUDA those that round to these take 16 bits alone, whatever its table of them says
 # ("only FP16/BF16 supported"; 0.2.26 on an H100). Of those that read them it is supposed.
 OF_16_BITS = ("mxfp8", "nvfp4")
+# Host: from 0.33 on some feed-forwards multiply weights of this layout, which they know by its name, in 8 bits, their
+# input too, and go past the layer.
+BY_NAME, PAST_THE_LAYER = "TensorWiseINT8Layout", "comfy.ops:linear_input_act"
 OF_THE_MATRIX = ("codebook",)  # parameters that are tensors and hold for all rows
 OWN_ENTRIES = ("weight_scale", "weight_s_", "weight_codebook", "comfy_quant")  # of a quantised layer's state dict
 HOOKED = (
@@ -109,9 +112,18 @@ def _kernels_of(algorithm: str, dtype: torch.dtype) -> AbstractContextManager[An
 
 
 def _host_layout(storage: Storage) -> str:
-    """The host's name of a storage's layout."""
-    name: str = quant_ops.QUANT_ALGOS[_layout_of(storage).algorithm]["comfy_tensor_layout"]
-    return name
+    """The name of a storage's layout, as our weights have it."""
+    return _own_name(quant_ops.QUANT_ALGOS[_layout_of(storage).algorithm]["comfy_tensor_layout"])
+
+
+@cache
+def _own_name(layout: str) -> str:
+    """A layout of the host's, or the same by another name where the host would multiply by it in fewer bits."""
+    if layout != BY_NAME or find(PAST_THE_LAYER) is None:
+        return layout
+    own = f"Headroom{layout}"
+    quant_ops.register_layout_class(own, type(own, (quant_ops.get_layout_class(layout),), {}))
+    return own
 
 
 def _options(weight: Tensor, layout: Layout) -> dict[str, Any]:
@@ -182,7 +194,8 @@ def read_quantised(layer: nn.Module, state: Mapping[str, Tensor], prefix: str, c
     reader: Any = _linear_class(compute)(layer.in_features, layer.out_features, bias=False, device="cpu")
     entries = {key: value for key, value in state.items() if key.startswith(prefix) and not key.endswith(".bias")}
     reader._load_from_state_dict(entries, prefix, {}, False, [], [], [])
-    weight: Tensor = reader.weight.data
+    read: Any = reader.weight.data
+    weight: Tensor = quant_ops.QuantizedTensor(read._qdata, _own_name(read._layout_cls), read._params)
     return weight
 
 

@@ -792,6 +792,18 @@ def test_weights_of_another_packs_class_are_kept_whole() -> None:
     assert torch.equal(sample(every, family), stock)
 
 
+@pytest.mark.skipif("int8_convrot" not in HELD, reason="this ComfyUI has no weights of whole numbers")
+@pytest.mark.parametrize("cache_file", ["", "kept"])
+@pytest.mark.parametrize("name", ["wan21", "ltxv"])
+def test_feed_forwards_multiply_in_full_precision(name: str, cache_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Newer hosts fold the activation into a product of 8 bits, by the name of the weight's layout."""
+    ours = cast(FAMILIES[name].load(), "int8_convrot", cache_file=cache_file)
+    stored = sample(ours, FAMILIES[name])
+    plain = lambda layer, x, act: layer(comfy.ops.INPUT_ACT_EAGER[act](x))  # noqa: E731
+    monkeypatch.setattr(comfy.ops, "linear_input_act", plain, raising=False)
+    assert torch.equal(sample(ours, FAMILIES[name]), stored)
+
+
 class TestCompiled:
     BEHIND = "stands before Layerwise Casting and would go on running the original; put it behind"
     BLOCK = "diffusion_model.single_blocks.0"
