@@ -1081,3 +1081,81 @@ def test_pieces_of_an_arena_are_apart() -> None:
         assert piece.shape == (size,)
         assert bool((piece == number).all())
         assert piece.storage_offset() % 64 == 0
+
+
+class Paged(nn.Module):
+    """A layer whose weights are in a page while it runs, and not a moment longer."""
+
+    def __init__(self, layer: nn.Module, run: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.layer, self.run = layer, run
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights = {name: weight.detach().clone() for name, weight in self.layer.named_parameters()}
+        out = self.run(x, **weights)
+        for page in weights.values():
+            page.fill_(math.nan)
+        return out
+
+
+def channels_last(x: Tensor, work: Callable[[Tensor], Tensor]) -> Tensor:
+    return work(x.movedim(1, -1)).movedim(-1, 1)
+
+
+def convolved_then_added(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return functional.conv2d(x, weight, padding=1) + bias.reshape(1, -1, 1, 1)
+
+
+def added_in_place(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    out = functional.conv2d(x, weight, padding=1)
+    out += bias.reshape(1, -1, 1, 1)
+    return out
+
+
+PAGED: dict[str, tuple[Callable[[], nn.Module], Callable[..., Tensor]]] = {
+    "convolution": (lambda: nn.Conv2d(8, 8, 3), lambda x, weight, bias: functional.conv2d(x, weight, bias, padding=1)),
+    "bias apart": (lambda: nn.Conv2d(8, 8, 3), convolved_then_added),
+    "bias apart, in place": (lambda: nn.Conv2d(8, 8, 3), added_in_place),
+    "group norm": (lambda: nn.GroupNorm(4, 8), lambda x, **given: functional.group_norm(x, 4, **given)),
+    "linear": (
+        lambda: nn.Linear(8, 8),
+        lambda x, **given: channels_last(x, lambda x: functional.linear(x, **given)),
+    ),
+    "layer norm": (
+        lambda: nn.LayerNorm(8),
+        lambda x, **given: channels_last(x, lambda x: functional.layer_norm(x, (8,), **given)),
+    ),
+    "rows in the batch": (
+        lambda: nn.Conv1d(8, 8, 3),
+        lambda x, weight, bias: functional.conv1d(
+            x.permute(0, 2, 1, 3).reshape(-1, 8, x.shape[-1]), weight, bias, padding=1
+        )
+        .reshape(x.shape[0], x.shape[2], 8, x.shape[-1])
+        .permute(0, 2, 1, 3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PAGED)
+def test_weights_are_read_before_their_page_goes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the host brings them to a card: it has them in a page, or a buffer, that others get after the layer."""
+    monkeypatch.setattr("headroom.vae.exact.recording.record.STAY", frozenset())
+    make, call = PAGED[name]
+    module = nn.Sequential(Paged(seeded(make), call), nn.SiLU(), Paged(seeded(make, seed=2), call))
+    x = noise(1, 8, 24, 10)
+    run = ExactRun(rows=5)
+    result = run.run(module, x)
+    assert not run.report.materialised
+    assert error_of(result, module(x)) < 1e-6
+    one_layer = sum(weight.nbytes for weight in make().parameters())
+    assert run.report.schedules[0].peak > 2 * one_layer, "the copies count"
+
+
+def test_storages_of_weights_that_stay_are_held() -> None:
+    """A tensor that comes where one was that went is another one's."""
+    weight = noise(8, 8)
+    run = ExactRun(owned=[weight])
+    (address,) = run.recorder.owned
+    del weight
+    others = [noise(8, 8) for _ in range(64)]
+    assert all(one.untyped_storage()._cdata != address for one in others)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..operations.graph import Node, Rows
 from ..operations.row_by_row import Placeholder, RowByRow
-from .record import Recorded
+from .record import Recorded, Recorder, tensors_in
 
 # Arguments that are equal where they have the same type and value.
 PLAIN = (bool, int, float, str, Placeholder, torch.dtype, torch.device, torch.memory_format)
@@ -29,6 +29,17 @@ def template(tree: Any, sources: list[Node]) -> Any:
         return Placeholder(sources.index(tree))
     if isinstance(tree, (list, tuple)):
         return type(tree)(template(item, sources) for item in tree)
+    return tree
+
+
+def kept(recorder: Recorder, tree: Any) -> Any:
+    """Arguments with every plain tensor as it is now, whatever its memory holds when the rows are computed."""
+    if isinstance(tree, Tensor):
+        return recorder.keep(tree)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(kept(recorder, item) for item in tree)
+    if isinstance(tree, dict):
+        return {name: kept(recorder, item) for name, item in tree.items()}
     return tree
 
 
@@ -59,6 +70,9 @@ def row_by_row(function: Callable[..., Any], args: Any, kwargs: dict[str, Any], 
     found = _remembered(op, sources)
     if found is None:
         return None
+    recorder = next((item.recorder for item in tensors_in((args, kwargs)) if isinstance(item, Recorded)), None)
+    if recorder is not None:
+        op.args, op.kwargs = kept(recorder, op.args), kept(recorder, op.kwargs)
     device = kwargs.get("device") or next((a for a in args if isinstance(a, torch.device)), None) or first.device
     rows = Rows(found.dim, first.rows.count, found.unit)
     return Node(op, sources, found.shape, found.dtype, torch.device(device), rows)

@@ -22,6 +22,7 @@ from .value import CannotRecord, Value
 
 # Smaller tensors are made at once; larger ones of one value need not exist.
 SMALLEST_FILLED = 1 << 16
+STAY = frozenset(["cpu"])  # where weights are not brought to: they lie in no buffer
 
 
 class Recorded(Tensor):
@@ -107,7 +108,8 @@ class Recorder(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.rules, self.place = rules, place
-        self.owned = {_storage(tensor) for tensor in owned}
+        # The storages, and not their addresses alone: another tensor's would pass for one that went.
+        self.owned = {_storage(tensor): tensor.untyped_storage() for tensor in owned}
         self.made: list[int] = []
         self.materialise, self.write_into, self.attend = materialise, write_into, attend
         self.live: WeakSet[Recorded] = WeakSet()
@@ -240,8 +242,9 @@ class Recorder(TorchFunctionMode):
             self.write_into(pending)
 
     def keep(self, weight: Tensor) -> Tensor:
-        """A weight for later: a copy, since the host casts some into buffers that the next layer overwrites."""
-        if weight.device.type == "cpu" or _storage(weight) in self.owned:
+        """A weight for later: a copy, since the host casts some into buffers that the next layer overwrites, and keeps
+        others in pages that it takes away."""
+        if weight.device.type in STAY or _storage(weight) in self.owned:
             return weight
         self.made.append(weight.nbytes)
         return weight.clone()
