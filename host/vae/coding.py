@@ -17,7 +17,7 @@ from ..measure.questions import coding_question
 from ..measure.runs import Following, measured, notice
 from .fallback import Fallback
 from .geometry import Geometry
-from .room import NoRoom, NotExact, Room
+from .room import NoRoom, NotExact, Room, give_back
 from .strips import StripCoder
 from .tiles import TileCoder
 
@@ -150,6 +150,8 @@ class Coder:
 
     def in_tiles(self, x: Tensor, row: Row) -> Tensor:
         """A prepared input in feathered tiles."""
+        if self.geometry.settings.method != "feathered":
+            give_back()  # what strips that could not be had have left
         out, plan = self.tiles.run(x, row)
         row.lines += self.tiles.describe(plan)
         if not plan.fits:

@@ -163,9 +163,10 @@ class ExactPass:
         while True:
             draw_again()  # the noise of a VAE that adds some is that of the untiled run, however often this begins anew
             run: ExactRun = self._prepared(rungs.budget, on_strip)
+            least = None
             try:
-                out = call(run)
-                break
+                out, self.report = call(run), run.report
+                return out
             except StoreOverflow as error:
                 self.store = None
                 notice(self.row, f"{error}: stored in full precision instead")
@@ -180,17 +181,15 @@ class ExactPass:
             except Exception as error:  # anything but a failure to allocate goes on
                 if not is_out_of_memory(error):
                     raise
-                least = None
+            finally:
+                run.close()  # also on the way out: what is stored holds itself
             # Outside the handlers: the exception held every tensor of the failed run.
-            run.close()
             del run
             give_back()
             if least is not None:
                 rungs.rise_to(least)
             else:
                 self._climb_down(rungs, call)
-        self.report = run.report
-        return out
 
     def _turn_to_frames(self, call: Callable[[ExactRun], Tensor], error: DoesNotFit, budget: float) -> None:
         """Strips of rows hold a few rows of every frame, so that a long video has no room for them: from now on in
@@ -283,8 +282,8 @@ class ExactPass:
             along="frames" if self.along == "frames" else "rows", out_device=self.vae.output_device,
             out_dtype=torch.float32, on_strip=on_strip,
             on_search=model_management.throw_exception_if_processing_interrupted, on_plan=self._ask_host, attend=attend,
-            owned=list(self.vae.first_stage_model.parameters()), plans=self.plans, figures=self._figures(),
-            new=self.new,
+            owned=[*self.vae.first_stage_model.parameters(), *self.vae.first_stage_model.buffers()], plans=self.plans,
+            figures=self._figures(), new=self.new,
         )  # fmt: skip
 
     def _figures(self) -> Figures:

@@ -21,9 +21,11 @@ from headroom.host.core.device import GB
 from headroom.host.measure.runs import LOG
 from headroom.host.prediction.stages import own_card
 from headroom.host.prediction.vae import Coding, predict_coding
+from headroom.host.vae import coding
 from headroom.host.vae.directions import Decode
 from headroom.host.vae.fallback import BudgetTooSmall, CannotBeExact
 from headroom.host.vae.settings import VAESettings
+from headroom.host.vae.tiles import TileCoder
 from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory import Row
 from headroom.vae.exact import ChunkedRun, ExactRun
@@ -700,6 +702,18 @@ def test_auto_is_feathered_where_it_does_not(unfollowed: Tensor) -> None:
     assert "feathered (approximate): " in last_lines()
     (notice,) = last_row().notices
     assert f"exact strips are not possible: {CAUSE}" in notice
+
+
+def test_what_strips_left_goes_before_tiles_come(unfollowed: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+    vae, done = AUTOENCODERS["sd"].load(), list[str]()
+    room = (vae.patcher.model_size() + 0.5 * vae.memory_used_decode((1, 4, 40, 24), vae.vae_dtype)) / GB
+    give_back, run = coding.give_back, TileCoder.run
+    monkeypatch.setattr(coding, "give_back", lambda: (done.append("given back"), give_back())[1])
+    monkeypatch.setattr(TileCoder, "run", lambda *given: (done.append("tiles"), run(*given))[1])
+    for method in ("auto", "feathered"):
+        settings = VAESettings(method=method, tile_size=128, vram_budget_gb=room)
+        low_memory_vae(vae, settings).decode(AUTOENCODERS["sd"].latent(40, 24))
+    assert done == ["given back", "tiles", "tiles"]
 
 
 def test_its_prediction_says_the_same(unfollowed: Tensor) -> None:
