@@ -2120,6 +2120,16 @@ WORKFLOWS = (
         ("exact VAE: weights are read when their page is gone", "if recorder is not None:", "if False:"),
     ),
     *_of(
+        "host/vae/room.py",
+        "emulator/test_dynamic_vram_vae.py",
+        ("dynamic VRAM: the exact VAE reads pages", "if self._own is not None or not own.bytes:", "if True:"),
+    ),
+    *_of(
+        "host/vae/strips.py",
+        "emulator/test_dynamic_vram_vae.py",
+        ("exact VAE: a run that ends early keeps its strips", "run.close()  # also", "pass  # also"),
+    ),
+    *_of(
         "host/offload/own_weights.py",
         "host/test_training.py",
         ("dynamic VRAM: a layer keeps its page", "del own[PAGE]", "pass"),

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+from ...offload.streamed import Streamed
 
 PAGE = "_v"  # Host: a layer's place in dynamic VRAM; its parameters stay in RAM
 # Host: what is called with a weight that is brought, and what the page's weights alone go through before: the patches
@@ -39,3 +42,56 @@ def without_page(layer: nn.Module) -> Callable[[], None]:
 
 def _nothing() -> None:
     pass
+
+
+class OwnWeights:
+    """Copies on a device of all that dynamic VRAM's layers within a module hold in RAM.
+
+    A page is the host's again as soon as its layer has run, to be taken away or written anew; what is recorded of the
+    layer and computed later reads these instead. Layers whose weights are quantised, or not read yet, stay as they are.
+    """
+
+    def __init__(self, module: nn.Module, device: torch.device) -> None:
+        paged = () if device.type == "cpu" else (layer for layer in module.modules() if PAGE in vars(layer))
+        self._layers = [each for each in map(Streamed.of, paged) if all(map(_is_plain, each.weights.values()))]
+        self._device = device
+        self._copies: list[list[Tensor]] = []
+        self._undo: list[Callable[[], None]] = []
+
+    @property
+    def bytes(self) -> int:
+        """Of all copies."""
+        return sum(
+            weight.numel() * _dtype(each.layer, name, weight).itemsize
+            for each in self._layers
+            for name, weight in each.weights.items()
+        )
+
+    def bring(self) -> None:
+        """Makes the copies, in the dtypes of the pages; the largest first, as the host brings weights."""
+        made: dict[int, Tensor] = {}
+        wanted = [(weight, each.layer, name) for each in self._layers for name, weight in each.weights.items()]
+        for weight, layer, name in sorted(wanted, key=lambda one: -one[0].nbytes):
+            made[id(weight)] = weight.data.to(self._device, _dtype(layer, name, weight))
+        self._copies = [[made[id(weight)] for weight in each.weights.values()] for each in self._layers]
+
+    def put_in(self) -> None:
+        """The layers compute with the copies, until :meth:`put_back`."""
+        for each, copies in zip(self._layers, self._copies):
+            if each.is_current():  # else the host has brought it by now
+                each.put_in(copies)
+                self._undo += [each.put_back, without_page(each.layer)]
+
+    def put_back(self) -> None:
+        """The layers are the host's again."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def _is_plain(weight: Tensor) -> bool:
+    return type(weight.data) is Tensor and not weight.is_meta
+
+
+def _dtype(layer: nn.Module, name: str, weight: Tensor) -> torch.dtype:
+    """In which the host computes with a weight, and puts it into its page."""
+    return getattr(layer, f"{name}_comfy_model_dtype", None) or weight.dtype

@@ -62,8 +62,9 @@ def run_strips(coder: Coder, exact: ExactPass, code: Callable[[ExactRun], Tensor
         BudgetTooSmall, CannotBeExact, OOM_EXCEPTION: strips cannot be had.
     """
     try:
-        _plan(exact, code)
-        exact.run(code, coder.geometry.watch(1).on_strip)
+        with coder.room.staying():
+            _plan(exact, code)
+            exact.run(code, coder.geometry.watch(1).on_strip)
     except NotExact as error:
         coder.fallback.unrecorded(error, row)
     except DoesNotFit as error:

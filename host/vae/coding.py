@@ -123,7 +123,8 @@ class Coder:
             return self._in_bands(x, row)
         self.room.make(0)
         exact = self.strips.exact_pass(x, row)
-        out = self.strips.run(x, exact)
+        with self.room.staying():
+            out = self.strips.run(x, exact)
         row.lines += self.strips.describe(exact)
         row.predicted = self.strips.planned(x, exact)
         return out

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from ...memory.accelerator import has_own_memory
 from ...memory.blocks import uncut_bytes
 from ..core.compat import drop_cast_buffers, is_out_of_memory, out_of_memory_kind
 from ..core.device import GB, memory_budget
+from ..offload.own_weights import OwnWeights
 
 HALVINGS = 3  # of a budget; each may cost a run that fails near its end
 
@@ -49,6 +50,7 @@ class Room:
     vae: Any
     limit_gb: float
     aside: Callable[[], AbstractContextManager[object]] = nullcontext
+    _own: OwnWeights | None = None  # while the weights stay
 
     def budget(self) -> int:
         """Bytes that weights and work may take together."""
@@ -73,7 +75,7 @@ class Room:
         Raises:
             OOM_EXCEPTION: the host's out-of-memory error, where the weights do not fit on an otherwise empty device.
         """
-        with self.aside():
+        with self.aside(), self._as_the_host_left_it():
             try:
                 model_management.load_models_gpu([self.vae.patcher], memory_required=needed, force_full_load=whole)
                 return
@@ -92,6 +94,58 @@ class Room:
                     " nothing else of ComfyUI's there; end what else uses it, or start ComfyUI with --bf16-vae (half"
                     " the weights) or --cpu-vae"
                 ) from error
+
+    @contextmanager
+    def staying(self) -> Iterator[None]:
+        """Within it all weights are on the device and stay there, for a computation that is recorded first and reads
+        them later. Under dynamic VRAM, whose pages do not stay, they are copies, which take the pages' room.
+
+        Raises:
+            NoRoom: memory ran out with the copies, nothing else of the host's there.
+            OOM_EXCEPTION: as of :meth:`make`.
+        """
+        own = OwnWeights(self.vae.first_stage_model, self.vae.device)
+        if self._own is not None or not own.bytes:
+            yield
+            return
+        self.vae.patcher.partially_unload(self.vae.patcher.offload_device, own.bytes)  # the pages; the rest comes again
+        self.make(own.bytes)
+        with self.aside():
+            self._bring(own)
+            own.put_in()
+        self._own = own
+        try:
+            yield
+        finally:
+            self._own = None
+            with self.aside():
+                own.put_back()
+                del own
+
+    def _bring(self, own: OwnWeights) -> None:
+        for others_went in (False, True):
+            try:
+                own.bring()
+                return
+            except Exception as error:  # anything but a failure to allocate goes on
+                if not is_out_of_memory(error):
+                    raise
+                if others_went:
+                    raise NoRoom(math.inf) from error
+            # Outside the handler: the exception held the copies.
+            free_others(self.vae.patcher)
+
+    @contextmanager
+    def _as_the_host_left_it(self) -> Iterator[None]:
+        """Within it the layers are the host's, which looks at all of them when it loads."""
+        if self._own is None:
+            yield
+            return
+        self._own.put_back()
+        try:
+            yield
+        finally:
+            self._own.put_in()
 
 
 def uncut_of(module: nn.Module) -> int:

@@ -33,6 +33,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 BESIDE = {
     ("casting", "sampling"),
     ("vae", "attention"),
+    ("vae", "offload"),
     ("vae", "bands"),
     ("bands", "attention"),
 }  # arrows between rooms of one floor
