@@ -16,6 +16,7 @@ from .directions import Decode, Encode
 from .geometry import least_cells
 from .settings import VAESettings
 
+STEREO = 2  # channels of a sound; a picture never has as many
 PLANNED_BY_WORKERS = "the bands of several workers are planned by them, when they begin"
 
 
@@ -117,6 +118,7 @@ def is_tileable(vae: Any) -> bool:
     return (
         vae.latent_dim in (2, 3)
         and getattr(vae, "extra_1d_channel", None) is None
+        and getattr(vae, "output_channels", None) != STEREO
         and not getattr(vae, "handles_tiling", False)
     )
 

@@ -136,7 +136,8 @@ def test_what_is_saved_and_shown_is_handed_on() -> None:
 class SoundVAE:
     """As the host's VAE of MiniMax-H3's sounds."""
 
-    latent_dim, latent_channels, extra_1d_channel, downscale_ratio, audio_sample_rate = 2, 32, 2, 800, 32000
+    latent_dim, latent_channels, extra_1d_channel, output_channels = 2, 32, None, 2
+    downscale_ratio, audio_sample_rate = 800, 32000
 
 
 def test_a_sound_that_is_encoded_within_a_node_is_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:

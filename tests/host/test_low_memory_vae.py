@@ -4,6 +4,7 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import comfy.model_management as model_management
@@ -17,7 +18,7 @@ from headroom.host.measure.runs import LOG
 from headroom.host.prediction.stages import own_card
 from headroom.host.prediction.vae import Coding, predict_coding
 from headroom.host.vae.settings import VAESettings
-from headroom.host.vae.wrapper import decode_latent, low_memory_vae, planned_vae
+from headroom.host.vae.wrapper import decode_latent, is_tileable, low_memory_vae, planned_vae
 from headroom.nodes.vae import HeadroomVAEDecode, HeadroomVAEEncode
 from headroom.vae.exact.planning.choice import Choice, PlannedBefore
 from headroom.vae.exact.planning.remembered import MOST, Remembered, remembered
@@ -421,3 +422,11 @@ class TestPlans:
         plans[2] = plans[2]
         plans["one more"] = plans[2]
         assert list(plans) == [*range(4, MOST + 2), 2, "one more"]
+
+
+@pytest.mark.parametrize("of_sound", [{"latent_dim": 1}, {"extra_1d_channel": 16}, {"output_channels": 2}])
+def test_a_vae_for_sound_goes_the_hosts_way(of_sound: dict[str, int]) -> None:
+    """MiniMax H3's sounds have latents of two sizes, like a picture's, and no channel of their own."""
+    picture = {"latent_dim": 2, "extra_1d_channel": None, "output_channels": 3}
+    assert is_tileable(SimpleNamespace(**picture))
+    assert not is_tileable(SimpleNamespace(**picture | of_sound))

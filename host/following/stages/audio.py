@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...core.latents import parts_of
 from ...prediction.vae import Coding
+from ...vae.wrapper import STEREO
 from ..calling import Outputs
 from ..findings import Findings, Follow
 from ..inputs import Inputs, NotFollowed
@@ -67,6 +68,8 @@ def _latent_sizes(kind: str, vae: Any) -> tuple[int, ...]:
     """Of a latent without its batch and its length."""
     if vae.latent_dim == 1:
         return (vae.latent_channels,)
+    if vae.extra_1d_channel is None and vae.output_channels == STEREO:
+        return vae.latent_channels, STEREO  # each of the two by itself
     if vae.extra_1d_channel is None:
         raise NotFollowed(f"{kind}: how this VAE lays out a sound is not known")
     return vae.latent_channels, vae.extra_1d_channel
