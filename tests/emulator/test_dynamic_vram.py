@@ -5,7 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ..host.training import repeats_on_a_card
+from .conftest import ENVIRONMENT
 
 PACK = Path(__file__).parents[2]
 START = "import sys, comfy_aimdo.control as aimdo, pytest; aimdo.init(); sys.exit(pytest.main(sys.argv[1:]))"
@@ -28,6 +31,9 @@ def test_a_training_over_a_lora() -> None:
     passes("test_a_lora_that_was_loaded_before_counts")
 
 
+@pytest.mark.skipif(
+    ENVIRONMENT.version.startswith("0.18."), reason="its comfy-aimdo, the newest, does not begin on the emulated card"
+)
 def test_block_offload() -> None:
     """A budget bounds what dynamic VRAM keeps on the card, for the model that has it and while it has it."""
     passes("test_a_budget_is_kept")
