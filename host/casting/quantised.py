@@ -26,6 +26,7 @@ OF_16_BITS = ("mxfp8", "nvfp4")
 # Host: from 0.33 on some feed-forwards multiply weights of this layout, which they know by its name, in 8 bits, their
 # input too, and go past the layer.
 BY_NAME, PAST_THE_LAYER = "TensorWiseINT8Layout", "comfy.ops:linear_input_act"
+LAYOUTS = ("comfy.quant_ops:register_layout_class", "comfy.quant_ops:get_layout_class")
 OF_THE_MATRIX = ("codebook",)  # parameters that are tensors and hold for all rows
 OWN_ENTRIES = ("weight_scale", "weight_s_", "weight_codebook", "comfy_quant")  # of a quantised layer's state dict
 HOOKED = (
@@ -119,10 +120,11 @@ def _host_layout(storage: Storage) -> str:
 @cache
 def _own_name(layout: str) -> str:
     """A layout of the host's, or the same by another name where the host would multiply by it in fewer bits."""
-    if layout != BY_NAME or find(PAST_THE_LAYER) is None:
+    register, layout_of = map(find, LAYOUTS)
+    if layout != BY_NAME or None in (find(PAST_THE_LAYER), register, layout_of):
         return layout
     own = f"Headroom{layout}"
-    quant_ops.register_layout_class(own, type(own, (quant_ops.get_layout_class(layout),), {}))
+    register(own, type(own, (layout_of(layout),), {}))
     return own
 
 

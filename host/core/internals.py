@@ -83,6 +83,8 @@ INTERNALS: tuple[Internal, ...] = (
     Internal("comfy.ldm.modules.attention:optimized_attention_masked", "audio encoders are counted as on this machine"),
     Internal("comfy.nested_tensor:NestedTensor", "a video and its sound are not followed together"),
     Internal("comfy.quant_ops:QUANT_ALGOS", "weights are not cast to scaled formats"),
+    Internal("comfy.quant_ops:get_layout_class", "some feed-forwards multiply int8_convrot's weights in 8 bits"),
+    Internal("comfy.quant_ops:register_layout_class", "some feed-forwards multiply int8_convrot's weights in 8 bits"),
     Internal("comfy.quant_ops:QuantizedTensor", "weights are not cast to scaled formats"),
     Internal("comfy.ops:mixed_precision_ops", "weights are not cast to scaled formats"),
     Internal("comfy_kitchen:use_backend", "mxfp8 and nvfp4 may be refused by a card's kernels"),
