@@ -49,7 +49,7 @@ from ..prediction.stages import (
 )
 from ..prediction.streamed import taken_elsewhere
 from ..prediction.vae import Coding
-from ..sampling.guidance import TOGETHER, compares_texts, guide_in_turns
+from ..sampling.guidance import KEPT_TOGETHER, compares_texts, guide_in_turns
 from ..vae.fallback import BudgetTooSmall
 from ..vae.settings import VAESettings
 from ..vae.wrapper import LowMemoryVAE, fits_in_one_piece, is_tileable, planned_vae
@@ -183,7 +183,7 @@ class _SamplingWays:
     def guidance(self) -> Sequence[bool]:
         """Whether guidance may be computed in turns: without a negative there is nothing to take in turns."""
         if compares_texts(self.question.model.model_options):
-            self.notes.append(TOGETHER)
+            self.notes.append(KEPT_TOGETHER)
             return (False,)
         return (False,) if self.question.cfg == 1.0 else (False, True)
 

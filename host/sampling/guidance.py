@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 WRAPPER_KEY = "headroom_in_turns"
 OPTIONS = 3  # the model's, among the arguments of the host's batching behind the model
-TOGETHER = "guidance stays together: a patch of the model compares both texts in one call"
+KEPT_TOGETHER = "guidance stays together: a patch of the model compares both texts in one call"
 
 
 def compares_texts(model_options: Mapping[str, Any]) -> bool:
@@ -39,8 +39,8 @@ def in_turns(executor: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
     if not compares_texts(options):
         return executor(OneAtATime(model), *args, **kwargs)
     row = options["transformer_options"].get(ROW)
-    if row is not None and TOGETHER not in row.notices:
-        notice(row, TOGETHER)
+    if row is not None and KEPT_TOGETHER not in row.notices:
+        notice(row, KEPT_TOGETHER)
     return executor(model, *args, **kwargs)
 
 

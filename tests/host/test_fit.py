@@ -31,7 +31,7 @@ from headroom.host.planning.fit import apply_fit, changed, find_fit
 from headroom.host.prediction.kept import KEPT
 from headroom.host.prediction.stages import Question, as_sampled, chosen_card, coding_stage, decode_of, estimate
 from headroom.host.prediction.vae import Coding
-from headroom.host.sampling.guidance import TOGETHER, guide_in_turns, in_turns
+from headroom.host.sampling.guidance import KEPT_TOGETHER, guide_in_turns, in_turns
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import LowMemoryVAE, low_memory_vae, planned_vae
 from headroom.host.workflow.dry_run import DryRun
@@ -393,12 +393,12 @@ class TestGuidanceInTurns:
         (behind,) = NAGuidance.execute(guide_in_turns(family.load()), 5.0, 0.5, 1.5).result
         for model in (guide_in_turns(patched), behind):
             assert psnr(sample(model, family, steps=2), expected) >= 80
-            assert LOG.rows("", "")[-1].notices == [TOGETHER]
+            assert LOG.rows("", "")[-1].notices == [KEPT_TOGETHER]
         question = asked("sd15", 256, patched, vae=load_vae("sd"))
         least = find_fit(question, named_card("sm86", 8.0)).considered[0].stage.least
         fit = find_fit(question, named_card("sm86", 0.9 * least / GB), limit=1.0)
         assert not any(plan.in_turns for plan in fit.considered)
-        assert TOGETHER in fit.notes
+        assert KEPT_TOGETHER in fit.notes
 
     def test_calls_that_overlap_do_not_see_each_other(self) -> None:
         """The first ends within the second, as two threads that sample with one patcher may."""
