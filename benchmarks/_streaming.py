@@ -36,7 +36,7 @@ class Ran:
 def rows() -> Iterator[dict[str, Any]]:
     """All weights on the card; then at each budget ours, and the host's own streaming within the same peak."""
     from headroom.host.offload.block_offload import apply_offload
-    from headroom.host.offload.budget import least_weights
+    from headroom.host.offload.layers import least_weights
     from headroom.tools.card.step_clock import within_peak
 
     model = flux()

@@ -12,7 +12,8 @@ import torch
 
 from ...host.core.device import GB
 from ...host.offload.block_offload import DEFAULT_AHEAD, apply_offload, cannot_prefetch
-from ...host.offload.budget import Budget, budget_of, least_weights
+from ...host.offload.budget import Budget, budget_of
+from ...host.offload.layers import Layers, least_weights
 from ...memory.link import link_speed
 from .bench import Bench, said_bytes
 from .rows import Check, CheckOutcome, Found, held
@@ -38,7 +39,7 @@ class Streaming:
     @cached_property
     def refusal(self) -> str | None:
         """Why nothing is prefetched here."""
-        return cannot_prefetch(self.bench.model)
+        return cannot_prefetch(Layers(self.bench.model))
 
     @cached_property
     def size(self) -> int:

@@ -15,8 +15,9 @@ from ..core.compat import replays_steps
 from ..core.device import GB
 from ..core.wrapper_kinds import APPLY_MODEL, OUTER_SAMPLE
 from ..measure.wrappers import measure_sampling, wrap
-from .budget import Budget, layer_costs, least_weights, loads_by_the_host, plan_budget, set_budget
+from .budget import Budget, loads_by_the_host, plan_budget, set_budget
 from .host_internals import check_calls, check_model
+from .layers import Layers
 from .offloaded_sampling import Offload, OffloadedSampling, streamed
 from .watermark import cannot_limit
 
@@ -52,17 +53,18 @@ def apply_offload(
     if vram_budget_gb == 0:
         result.attachments.pop(ATTACHMENT, None)
         return result, "Block Offload: no budget; the host decides"
+    layers = Layers(model)
     refusal = cannot_budget(model)
     notes = [refusal] if refusal else []
     ahead = 0 if granularity == "leaf" else prefetch
-    if ahead and (why := cannot_prefetch(model)) is not None:
+    if ahead and (why := cannot_prefetch(layers)) is not None:
         ahead = 0
         notes.append(f"nothing is prefetched: {why}")
     wanted = int(vram_budget_gb * GB)
-    if ahead and granularity == "auto" and wanted < least_weights(model, ahead):
+    if ahead and granularity == "auto" and wanted < layers.least(ahead):
         ahead = 0
         notes.append("nothing is prefetched: the budget leaves no room for it")
-    budget = None if refusal else plan_budget(model, wanted, ahead)
+    budget = None if refusal else plan_budget(layers, wanted, ahead)
     offload = Offload(budget, ahead, model.model_size(), tuple(notes))
     set_budget(result, budget)
     result.attachments[ATTACHMENT] = offload
@@ -72,7 +74,7 @@ def apply_offload(
         if budget.staging:
             check_calls(model)
         wrap(result, APPLY_MODEL, WRAPPER_KEY, streamed)
-    return result, report(model, offload)
+    return result, report(layers, offload)
 
 
 def cannot_budget(model: ModelPatcher) -> str | None:
@@ -87,8 +89,9 @@ def cannot_budget(model: ModelPatcher) -> str | None:
     return cannot_limit(model)
 
 
-def cannot_prefetch(model: ModelPatcher) -> str | None:
+def cannot_prefetch(layers: Layers) -> str | None:
     """Why nothing is prefetched here."""
+    model = layers.model
     if model.is_dynamic():
         return "dynamic VRAM streams and prefetches by itself what it does not keep"
     if replays_steps():
@@ -101,7 +104,7 @@ def cannot_prefetch(model: ModelPatcher) -> str | None:
         return "the model runs on several GPUs"
     if not all(map(holds_whole, model.model.diffusion_model.modules())):
         return "its weights are in another node pack's own format, which their layers alone bring over"
-    if not layer_costs(model):
+    if not layers.costs:
         return "this model has no layers that ComfyUI can stream"
     return None
 
@@ -111,19 +114,19 @@ def acts_on(device: torch.device) -> bool:
     return device.type not in ("cpu", "mps")
 
 
-def report(model: ModelPatcher, offload: Offload) -> str:
+def report(layers: Layers, offload: Offload) -> str:
     """What is resident and what is streamed, before anything runs."""
     lines = [f"Block Offload · {offload.summary()}"]
     if offload.budget is not None:
-        lines += _bytes_lines(model, offload, offload.budget)
+        lines += _bytes_lines(layers, offload, offload.budget)
     return "\n".join([*lines, *(f"! {note}" for note in offload.notes)])
 
 
-def _bytes_lines(model: ModelPatcher, offload: Offload, budget: Budget) -> list[str]:
+def _bytes_lines(layers: Layers, offload: Offload, budget: Budget) -> list[str]:
+    model, costs = layers.model, layers.costs if budget.staging else {}
     held = min(budget.loadable, offload.whole)
     lines = [f"resident up to {format_bytes(held)}, streamed per step {format_bytes(budget.streamed)}"]
     if budget.staging:
-        costs = layer_costs(model)
         resident = sum(path in (budget.resident or ()) for path in costs)
         lines.append(
             f"{resident} of {len(costs)} layers resident, the streamed ones spread evenly between them; staging"
@@ -137,7 +140,7 @@ def _bytes_lines(model: ModelPatcher, offload: Offload, budget: Budget) -> list[
             lines.append(f"at {speed / 1e9:.1f} GB/s to this device a step takes {seconds:.2f} s at least")
         if _casting_would_halve(model):
             lines.append("Layerwise Casting first would halve what is streamed")
-    lines.append(f"least budget that works: {format_bytes(least_weights(model, offload.ahead))}")
+    lines.append(f"least budget that works: {format_bytes(layers.least(offload.ahead))}")
     return lines
 
 

@@ -12,25 +12,18 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
-import torch
 from comfy import model_patcher
 
 from ...offload import block_lists
-from ...offload.costs import LayerCost
-from ...offload.schedule import Plan, least_budget, ring_bytes, spread_residents
-from ...offload.staging import flat_bytes
-from ...offload.whole import holds_whole
-from ...offload.work import layer_work
-from .host_internals import HostChangedError, LoadOrder, check_loaded, layers_by_path
+from ...offload.schedule import spread_residents
+from .host_internals import HostChangedError, LoadOrder, check_loaded
+from .layers import Layers
 from .watermark import limit_pages
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
 
 ATTRIBUTE = "headroom_budget"
-NETWORK = "diffusion_model."
-# Of the model's bytes: the smallest layers, such as norms, that together take no more are not worth a copy each.
-SMALL_SHARE = 0.002
 
 
 @dataclass(frozen=True)
@@ -157,36 +150,18 @@ def _loaded_besides(model: ModelPatcher, budget: Budget) -> bool:
     )
 
 
-def layer_costs(model: ModelPatcher) -> dict[str, LayerCost]:
-    """Bytes and relative compute of each layer that can be streamed, in order of registration.
-
-    They are all that the host can stream in the network, without the smallest ones.
-
-    Raises:
-        HostChangedError: the host has another loader.
-    """
-    found = {path: module_bytes(module) for path, module in layers_by_path(model).items() if _can_stream(path, module)}
-    spared = SMALL_SHARE * sum(found.values())
-    for path in sorted(found, key=lambda path: found[path]):
-        spared -= found[path]
-        if spared < 0:
-            break
-        del found[path]
-    work = layer_work(model.model.diffusion_model) if found else {}
-    return {path: LayerCost(size, work.get(path.removeprefix(NETWORK), 0.0)) for path, size in found.items()}
-
-
-def plan_budget(model: ModelPatcher, weights: int, ahead: int) -> Budget:
+def plan_budget(layers: Layers, weights: int, ahead: int) -> Budget:
     """A budget with resident layers and a ring.
 
     Args:
+        layers: of the model.
         weights: bytes.
         ahead: the ring is no larger than so many of the largest blocks; 0: no ring, the host's own streaming.
 
     Raises:
         ValueError: less than the least that works, which it names.
     """
-    least = least_weights(model, ahead)
+    least = layers.least(ahead)
     if weights < least:
         gb = 2**30
         raise ValueError(
@@ -194,49 +169,15 @@ def plan_budget(model: ModelPatcher, weights: int, ahead: int) -> Budget:
             f" ({'block' if ahead else 'leaf'} granularity); raise it, or cast the model to 8 bits first"
         )
     if not ahead:
-        return Budget(weights, streamed=max(0, model.model_size() - weights))
-    leaves, costs = layers_by_path(model), layer_costs(model)
-    sizes = {path: module_bytes(module) for path, module in leaves.items()}
-    fixed = sum(size for path, size in sizes.items() if path not in costs)
-    if not costs or sum(sizes.values()) <= weights:
+        return Budget(weights, streamed=max(0, layers.model.model_size() - weights))
+    costs = layers.costs
+    if not costs or sum(layers.bytes.values()) <= weights:
         return Budget(weights)
-    plan = spread_residents(list(costs.values()), weights - fixed, _most_staging(model, ahead))
-    resident = _resident(leaves, costs, plan)
-    loaded = sum(comfy.model_management.module_size(leaves[path]) for path in resident)
-    return Budget(weights, plan.staging, resident, loaded, plan.streamed_bytes)
-
-
-def least_weights(model: ModelPatcher, ahead: int) -> int:
-    """Bytes without which a model cannot run: what is never offloaded, and room for its largest layer.
-
-    Args:
-        model: of any kind; a text encoder's is judged with ``ahead`` 0.
-        ahead: as for :func:`plan_budget`.
-    """
-    leaves = layers_by_path(model)
-    costs = layer_costs(model) if ahead else {}
-    if costs:
-        fixed = sum(module_bytes(module) for path, module in leaves.items() if path not in costs)
-        return fixed + least_budget(list(costs.values()))
-    can = {path for path, module in leaves.items() if hasattr(module, "comfy_cast_weights")}
-    sizes = {path: comfy.model_management.module_size(module) for path, module in leaves.items()}
-    return sum(size for path, size in sizes.items() if path not in can) + max((sizes[path] for path in can), default=0)
-
-
-def usual_staging(model: ModelPatcher) -> int | None:
-    """Bytes of a ring that hides copies in most models; None where fewer than two layers can be streamed."""
-    sizes = sorted((cost.bytes for cost in layer_costs(model).values()), reverse=True)
-    return ring_bytes(sizes[0] + 2 * sizes[1]) if len(sizes) > 1 else None
-
-
-def module_bytes(module: torch.nn.Module) -> int:
-    """Bytes of a module's own weights on a device."""
-    return sum(flat_bytes(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)))
-
-
-def _resident(leaves: dict[str, torch.nn.Module], costs: dict[str, LayerCost], plan: Plan) -> frozenset[str]:
+    plan = spread_residents(list(costs.values()), weights - layers.fixed, _most_staging(layers.model, ahead))
     paths = list(costs)
-    return frozenset(leaves) - {paths[index] for index in plan.streamed}
+    resident = frozenset(layers.all) - {paths[index] for index in plan.streamed}
+    loaded = sum(layers.size(path) for path in resident)
+    return Budget(weights, plan.staging, resident, loaded, plan.streamed_bytes)
 
 
 def _most_staging(model: ModelPatcher, ahead: int) -> int:
@@ -244,9 +185,3 @@ def _most_staging(model: ModelPatcher, ahead: int) -> int:
     network = model.model.diffusion_model
     blocks = [comfy.model_management.module_size(network.get_submodule(path)) for path in block_lists(network).blocks]
     return sum(sorted(blocks)[-ahead:]) if blocks else int(model.model_size())
-
-
-def _can_stream(path: str, module: torch.nn.Module) -> bool:
-    # Host: layers that it can stream have `comfy_cast_weights`.
-    streams = path.startswith(NETWORK) and hasattr(module, "comfy_cast_weights") and bool(module._parameters)
-    return streams and holds_whole(module)

@@ -33,7 +33,8 @@ from ..core.device import GB
 from ..measure.calibrated import workspaces_for
 from ..measure.wrappers import measure_sampling
 from ..offload.block_offload import apply_offload
-from ..offload.budget import budget_of, usual_staging
+from ..offload.budget import budget_of
+from ..offload.layers import Layers
 from ..prediction.host_answers import answering
 from ..prediction.kept import kept, step_key
 from ..prediction.networks import model_without_data
@@ -86,7 +87,7 @@ def find_fit(question: Question, card: Card, quality: str = "exact", limit: floa
         raise ValueError(f"quality: '{quality}' is not known; choose one of {', '.join(QUALITIES)}")
     question = as_sampled(question)
     most, allowed = QUALITIES[quality], int(limit * card.total)
-    ways = _SamplingWays(question, card, share)
+    ways = SamplingWays(question, card, share)
     considered = list(_sampling_plans(ways, allowed, most))
     vaes = list(_vae_plans(question, card, allowed, most))
     vae = next((plan for plan in vaes if plan.fits(allowed)), None)
@@ -128,7 +129,7 @@ def changed(model: ModelPatcher, attention: str, in_turns: bool, storage: str = 
 # --------------------------------------------------------------------------------------------------- ways to sample
 
 
-def _sampling_plans(sampling: _SamplingWays, allowed: int, most: Loss) -> Iterator[SamplingPlan]:
+def _sampling_plans(sampling: SamplingWays, allowed: int, most: Loss) -> Iterator[SamplingPlan]:
     """Ways to sample, as many as it takes: one that keeps everything as it is and on the card needs no other beside
     it, and none that loses something is considered where an exact one fits."""
     plain = sampling.plan()
@@ -157,7 +158,7 @@ def _sampling_plans(sampling: _SamplingWays, allowed: int, most: Loss) -> Iterat
 
 
 @dataclass
-class _SamplingWays:
+class SamplingWays:
     """Predicts ways to sample one latent.
 
     Attributes:
@@ -238,7 +239,7 @@ class _SamplingWays:
 
 def _staging(model: ModelPatcher) -> int | None:
     """Bytes of staging memory for weights that are copied ahead; None where the device cannot copy ahead."""
-    return kept(model.model, ("staging",), lambda: usual_staging(model))
+    return kept(model.model, ("staging",), lambda: Layers(model).usual_staging)
 
 
 # --------------------------------------------------------------------------------------------------- ways to decode

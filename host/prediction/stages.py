@@ -21,7 +21,8 @@ from ..core.given import check_latent, check_latent_of
 from ..core.latents import first_part, is_nested, packed_shape, shapes_in_model
 from ..measure.calibrated import workspaces_for
 from ..measure.speeds import kind_of, kind_of_sampling, with_speed
-from ..offload.budget import budget_of, least_weights
+from ..offload.budget import budget_of
+from ..offload.layers import least_weights
 from ..sampling.conditioning import usual_conditioning
 from ..vae.fallback import BudgetTooSmall
 from .encoders import predict_text
@@ -171,7 +172,8 @@ def sampling_stage(question: Question, card: Card) -> Stage:
     beside = step.beside
     more = sum(int(one.model_size()) for one in beside)
     weights = int(model.model_size()) + more
-    least = least_of(model, 0) + sum(least_weights(one, 0) for one in beside)
+    least = kept(model.model, ("least",), lambda: least_weights(model, 0))
+    least += sum(least_weights(one, 0) for one in beside)
     stage = Stage(
         "sampling",
         Prediction(0, 0),
@@ -216,11 +218,6 @@ def step_of(question: Question) -> Step:
     return Step(
         question.model, latent, positive, negative, question.cfg, mask, question.together, middle, question.block
     )
-
-
-def least_of(model: ModelPatcher, slots: int) -> int:
-    """:func:`.offload.budget.least_weights`, kept: it looks at every layer."""
-    return kept(model.model, ("least", slots), lambda: least_weights(model, slots))
 
 
 def text_stage(clip: Any, card: Card) -> Stage:

@@ -26,7 +26,8 @@ from ...training import (
 )
 from ..measure.calibrated import workspaces_for
 from ..measure.wrappers import TRAINED
-from ..offload.budget import NETWORK, budget_of, module_bytes
+from ..offload.budget import budget_of
+from ..offload.layers import NETWORK, module_bytes
 from .budget import too_small
 from .plan import ATTENTION, BUDGET, EVERY_BLOCK, FEED_FORWARD, TrainedBlocks, TrainingPlan
 from .without_data import TrainedStep, Training, predict_training_step

@@ -14,7 +14,7 @@ from statistics import median
 import pytest
 import torch
 
-from headroom.host.offload.budget import least_weights
+from headroom.host.offload.layers import least_weights
 
 from .conftest import Card
 from .streaming import Case, Ran, model_of, ours, ran, ran_by_the_host, set_card, staging_of

@@ -10,7 +10,8 @@ import torch
 from comfy.model_management import InterruptProcessingException
 
 from headroom.host.measure.runs import LOG
-from headroom.host.offload.budget import budget_of, least_weights
+from headroom.host.offload.budget import budget_of
+from headroom.host.offload.layers import least_weights
 from headroom.memory.units import format_bytes
 
 from .conftest import Card

@@ -28,8 +28,9 @@ from headroom.host.core import compat
 from headroom.host.measure.runs import LOG
 from headroom.host.offload import block_offload, offloaded_sampling
 from headroom.host.offload.block_offload import apply_offload
-from headroom.host.offload.budget import budget_of, layer_costs, least_weights, set_budget
+from headroom.host.offload.budget import budget_of, set_budget
 from headroom.host.offload.host_internals import ATTRIBUTES, MANAGEMENT, METHODS, HostChangedError
+from headroom.host.offload.layers import Layers, least_weights
 from headroom.host.offload.offloaded_sampling import is_streamed
 from headroom.memory import file_backed_bytes
 from headroom.offload import block_lists
@@ -390,7 +391,7 @@ class TestPrefetch:
         first = budgeted(model, 0.5)
         sample(first, family)
         budget = budget_of(first)
-        costs = layer_costs(model)
+        costs = Layers(model).costs
         sizes = {path: cost.bytes for path, cost in costs.items()}
         out, back = next(
             (a, b) for a in costs for b in costs
@@ -498,7 +499,7 @@ def test_weights_of_another_packs_class_stay_with_their_layers(granularity: str,
     network = model.model.diffusion_model
     packed = {name for name, layer in network.named_modules() if isinstance(getattr(layer, "weight", None), Packed)}
     assert packed
-    assert not {name.removeprefix("diffusion_model.") for name in layer_costs(model)} & packed
+    assert not {name.removeprefix("diffusion_model.") for name in Layers(model).costs} & packed
     assert not any(is_streamed(network.get_submodule(name)) for name in packed)
     assert not set(layers_off(network, torch.device("meta"))) & {network.get_submodule(name) for name in packed}
 

@@ -16,7 +16,7 @@ from ....memory.prediction import Prediction, Stage
 from ...core.internals import find
 from ...measure.calibrated import workspaces_for
 from ...measure.speeds import kind_of
-from ...offload.budget import least_weights
+from ...offload.layers import least_weights
 from ...prediction.encoders import PROMPT, predict_encoding, predict_vision
 from ...prediction.host_answers import SAME_EXPERTS, answering, has_experts, replaced
 from ..calling import Outputs, outputs
