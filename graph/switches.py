@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from .prompt import Prompt, is_link, parents, reached
@@ -11,22 +12,25 @@ BOOLEAN = "PrimitiveBoolean"
 BRANCHES = {True: "on_true", False: "on_false"}
 
 
-def without_switches(prompt: Prompt) -> Prompt:
+def without_switches(prompt: Prompt, ends: Iterable[str]) -> Prompt:
     """The nodes that run, connected to what the switches choose.
 
     Args:
         prompt: not changed. Switches whose choice is computed, or whose branch is not connected, stay.
+        ends: nodes of it that run whoever reads them; of the others those run that they depend on.
     """
     chosen = {number: value for number in prompt if (value := _chosen(prompt, number)) is not None}
-    if not chosen:
-        return prompt
-    ends = set(prompt).difference(*(parents(node) for node in prompt.values()))
     result = {
         number: {**node, "inputs": {name: _through(value, chosen) for name, value in node["inputs"].items()}}
         for number, node in prompt.items()
     }
-    running = set(reached(ends, lambda number: [one for one in parents(result[number]) if one in result]))
-    return {number: node for number, node in result.items() if number in running}
+    return depended_on(result, ends)
+
+
+def depended_on(prompt: Prompt, ends: Iterable[str]) -> Prompt:
+    """These nodes of a prompt and all that they depend on."""
+    running = set(reached(ends, lambda number: filter(prompt.__contains__, parents(prompt[number]))))
+    return {number: node for number, node in prompt.items() if number in running}
 
 
 def _chosen(prompt: Prompt, number: str) -> Any:

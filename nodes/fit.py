@@ -18,6 +18,7 @@ from ..host.planning.fit import apply_fit, find_fit
 from ..host.planning.pilot import find_verified_fit
 from ..host.prediction.stages import Question, chosen_card
 from ..host.workflow.dry_run import outputs_of
+from ..host.workflow.running import around
 from ..memory.prediction import GPU_CHOICES, QUALITIES
 from ..memory.render import draw_forecast, forecast_bar, render_fit, why_nothing_fits
 from .card import cfg_input, cfg_source_input, gpu_input, limit_input, vram_input
@@ -110,8 +111,8 @@ class HeadroomFit(io.ComfyNode):
         question = Question(model, samples, vae, positive=positive, negative=negative, cfg=cfg, decode=decode)
         sizes: tuple[str, ...] = ()
         if graph is not None:
-            follow = partial(outputs_of, card=card)
-            question, sizes = for_all_sizes(question, card, prompt_of(graph), executing_node()[1], follow)
+            follow, node = partial(outputs_of, card=card), executing_node()[1]
+            question, sizes = for_all_sizes(question, card, around(node, prompt_of(graph)), node, follow)
         steps: tuple[str, ...] = ()
         if verify == VERIFY[0]:
             fit = find_fit(question, card, quality, limit)

@@ -1854,8 +1854,8 @@ WORKFLOWS = (
         "host/test_templates_table.py",
         (
             "estimate: what was not followed is taken to take no memory",
-            '"; ".join(_not_followed(run)), run.complete)',
-            '"; ".join(_not_followed(run)), True)',
+            '"; ".join([*_not_followed(run), *rest]), run.complete)',
+            '"; ".join([*_not_followed(run), *rest]), True)',
         ),
     ),
     *_of(
@@ -1874,6 +1874,25 @@ WORKFLOWS = (
             "a switch gives the branch that is not chosen",
             'BRANCHES = {True: "on_true", False: "on_false"}',
             'BRANCHES = {False: "on_true", True: "on_false"}',
+        ),
+        (
+            "nodes that do not run count",
+            "for number, node in prompt.items() if number in running}",
+            "for number, node in prompt.items()}",
+        ),
+    ),
+    *_of(
+        "host/workflow/running.py",
+        "host/test_what_runs.py",
+        (
+            "what nobody here knows is not run, though it may save",
+            "return number not in read if kind is None",
+            "return False if kind is None",
+        ),
+        (
+            "which outputs were asked for is nothing to admission",
+            "if is_end(number) and number in wanted]",
+            "if is_end(number)]",
         ),
     ),
     *_of(
@@ -2392,11 +2411,6 @@ SERVERS = (
             "admission: the limit that was sent ignored",
             "        terms = terms_of(extra[KEY])\n",
             "        terms_of(extra[KEY])\n        terms = Terms()\n",
-        ),
-        (
-            "admission: nodes that do not run count",
-            "for number, node in prompt.items() if number in needed}",
-            "for number, node in prompt.items()}",
         ),
         (
             "admission: refused on a guess",

@@ -88,19 +88,23 @@ def _sources(prompt: Prompt) -> Callable[[Output], Output]:
     return source
 
 
-def with_sums(prompt: Prompt) -> Prompt:
+def with_sums(prompt: Prompt, runs: Callable[[Prompt], Prompt] = lambda prompt: prompt) -> Prompt:
     """A prompt in which each Make It Fit that has to plan for several latents tells by a sum what decides their sizes,
     so that a change of these is a change of what goes into it.
 
     Args:
         prompt: in the API format; not changed.
+        runs: gives the part of it that runs, as the node itself looks at it.
     """
     fits = [number for number, node in prompt.items() if node["class_type"] == FIT][:MOST]
-    behind = {number: found for number in fits if (found := sampled_behind(prompt, number))}
+    if not fits:
+        return prompt
+    running = runs(prompt)
+    behind = {number: found for number in fits if number in running and (found := sampled_behind(running, number))}
     if not behind:
         return prompt
     return prompt | {
-        number: {**prompt[number], "inputs": {**prompt[number]["inputs"], SUM: _sum(prompt, found.values())}}
+        number: {**prompt[number], "inputs": {**prompt[number]["inputs"], SUM: _sum(running, found.values())}}
         for number, found in behind.items()
     }
 

@@ -7,7 +7,7 @@ Make It Fit's input, and what the host keeps of an earlier plan does not count.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..formats import as_number
@@ -18,7 +18,7 @@ SOURCE, WIDGET, GRAPH = "cfg_source", "widget", "graph"
 MODEL = 0  # the output of Make It Fit that the samplers get
 
 
-def follow_cfg(prompt: Prompt) -> Prompt:
+def follow_cfg(prompt: Prompt, runs: Callable[[Prompt], Prompt] = lambda prompt: prompt) -> Prompt:
     """A prompt in which each Make It Fit with ``cfg_source`` graph has the cfg of the samplers behind it.
 
     The largest, where several differ; a link where a sampler's is one. Where nothing behind it is guided by a known
@@ -26,12 +26,14 @@ def follow_cfg(prompt: Prompt) -> Prompt:
 
     Args:
         prompt: in the API format; not changed.
+        runs: gives the part of it that runs, whose samplers count.
     """
     asking = [number for number, node in prompt.items() if _asks(node)]
     if not asking:
         return prompt
-    read = _read_by(prompt)
-    found = {number: _cfg(prompt, number, read) for number in asking}
+    running = runs(prompt)
+    read = _read_by(running)
+    found = {number: _cfg(running, number, read) for number in asking if number in running}
     return prompt | {
         number: {**prompt[number], "inputs": {**prompt[number]["inputs"], "cfg": cfg}}
         for number, cfg in found.items()

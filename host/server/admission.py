@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable
 from typing import Any
 
-from ...graph.prompt import Prompt, parents, reached
+from ...graph.prompt import Prompt
 from ...memory.prediction import Verdict
 from ...memory.render import advise
-from ..core.nodes import node_classes
 from ..workflow.estimate import Terms, checked_prompt, estimate_beside
+from ..workflow.running import ends_of
 
 KEY = "headroom_limit"
 DOES_NOT_FIT, BAD_LIMIT = "headroom_does_not_fit", "headroom_bad_limit"
@@ -47,7 +46,9 @@ def refusal(body: bytes) -> dict[str, Any] | None:
         prompt = checked_prompt(content.get("prompt"))
     except ValueError:
         return None  # the host says what is wrong with it
-    return _too_big(_what_runs(prompt, content.get("partial_execution_targets")), terms)
+    asked = content.get("partial_execution_targets")
+    ends = ends_of(prompt, asked if isinstance(asked, list) else None)
+    return _too_big(prompt, terms, ends) if ends else None  # nothing would run, and the host says so
 
 
 def terms_of(value: Any) -> Terms:
@@ -68,9 +69,9 @@ def terms_of(value: Any) -> Terms:
     return terms
 
 
-def _too_big(prompt: Prompt, terms: Terms) -> dict[str, Any] | None:
+def _too_big(prompt: Prompt, terms: Terms, ends: list[str]) -> dict[str, Any] | None:
     try:
-        answer = estimate_beside(prompt, terms)
+        answer = estimate_beside(prompt, terms, ends)
     except ValueError as error:
         log.info("Headroom admits a prompt without a prediction: %s", error)
         return None
@@ -98,17 +99,3 @@ def _object(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _what_runs(prompt: Prompt, targets: Any) -> Prompt:
-    """The nodes that the host would run: its outputs, or those that are asked for, and all before them."""
-    asked = targets if isinstance(targets, list) and targets else _outputs(prompt)
-    starts = [number for number in asked if isinstance(number, str) and number in prompt]
-    needed = set(reached(starts, lambda number: filter(prompt.__contains__, parents(prompt[number]))))
-    return {number: node for number, node in prompt.items() if number in needed}
-
-
-def _outputs(prompt: Prompt) -> Iterable[str]:
-    known = node_classes()
-    kinds = {number: known.get(node["class_type"]) for number, node in prompt.items()}
-    return [number for number, kind in kinds.items() if getattr(kind, "OUTPUT_NODE", False)]

@@ -149,7 +149,9 @@ def with_what_the_graph_says(queued: dict[str, Any]) -> dict[str, Any]:
         check_api(queued.get("prompt"))
     except BadWorkflow:
         return queued
-    return {**queued, "prompt": with_sums(follow_cfg(queued["prompt"]))}
+    from ..workflow.running import part_that_runs
+
+    return {**queued, "prompt": with_sums(follow_cfg(queued["prompt"], part_that_runs), part_that_runs)}
 
 
 def _admission() -> Any:

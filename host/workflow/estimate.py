@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import comfy.model_management as model_management
@@ -13,7 +14,6 @@ from ...graph.fit.cfg_source import follow_cfg
 from ...graph.formats import PROMPT, WORKFLOW, Called, check_api, check_sent, is_ui
 from ...graph.prompt import Prompt
 from ...graph.settings import GPUS, THIS_MACHINE, check_choice, check_names, check_share, check_size
-from ...graph.switches import without_switches
 from ...graph.to_api import to_api
 from ...memory.prediction import Card, Forecast, forecast_numbers
 from ...memory.render import render_forecast
@@ -24,6 +24,7 @@ from ..core.nodes import display_names, node_classes
 from ..prediction.stages import chosen_card, ram_total
 from .dry_run import DryRun
 from .isolation import beside_the_prompt
+from .running import ends_of, lines_on_the_rest, part_that_runs
 
 # Inputs of our nodes that write to the disk, and what they are where they change nothing of what is predicted.
 LEFT_OUT: dict[str, Callable[[Any], bool]] = {
@@ -156,9 +157,14 @@ class NothingToPredict(ValueError):
 
 
 def estimate_workflow(
-    workflow: Prompt, card: Card, limit: float, ram: int = 0, ours: Mapping[str, Any] | None = None
+    workflow: Prompt,
+    card: Card,
+    limit: float,
+    ram: int = 0,
+    ours: Mapping[str, Any] | None = None,
+    ends: Sequence[str] | None = None,
 ) -> WorkflowAnswer:
-    """Goes through a workflow without data. Reads headers of models and pictures, and writes nothing.
+    """Goes through what of a workflow runs, without data. Reads headers of models and pictures, and writes nothing.
 
     Args:
         workflow: in the API format.
@@ -166,17 +172,21 @@ def estimate_workflow(
         limit: share of the card's memory that may be used.
         ram: bytes of the machine's memory; 0: not asked.
         ours: this pack's nodes by their ids, where the host has not loaded them.
+        ends: the nodes that are to run, with all before them; None: those that save or show something.
 
     Raises:
         NothingToPredict: there is nothing in it to predict.
         ValueError: a workflow that makes no sense.
     """
-    run = DryRun(without_switches(_without_writing(follow_cfg(workflow))), card, ours or {}, limit).run()
+    ends = ends_of(workflow, ours=ours) if ends is None else ends
+    runs = partial(part_that_runs, ends=ends)
+    run = DryRun(runs(follow_cfg(_without_writing(workflow), runs)), card, ours or {}, limit).run()
+    rest = tuple(lines_on_the_rest(workflow, ends))
     unknown = tuple(f"node {number}: {why}" for number, why in run.unknown.items())
     if not run.stages:
-        raise NothingToPredict("; ".join(_not_followed(run)), run.complete)
+        raise NothingToPredict("; ".join([*_not_followed(run), *rest]), run.complete)
     not_followed = (f"not followed: {line}" for line in _not_followed(run))
-    notes = tuple(dict.fromkeys([*_from_the_catalogue(run), *not_followed, *run.notes]))
+    notes = tuple(dict.fromkeys([*_from_the_catalogue(run), *not_followed, *rest, *run.notes]))
     if not run.complete:
         notes = (INCOMPLETE, *notes)
     absent = tuple(run.absent.used.values())
@@ -208,7 +218,7 @@ def _not_followed(run: DryRun) -> Iterator[str]:
         yield f"{count} node{'s' * (count > 1)} that need{'s' * (count == 1)} what these would give"
 
 
-def estimate_beside(workflow: Prompt, terms: Terms) -> WorkflowAnswer:
+def estimate_beside(workflow: Prompt, terms: Terms, ends: Sequence[str] | None = None) -> WorkflowAnswer:
     """As :func:`estimate_workflow`, in a thread of a server that may run a prompt at the same time.
 
     Raises:
@@ -216,7 +226,7 @@ def estimate_beside(workflow: Prompt, terms: Terms) -> WorkflowAnswer:
     """
     card, ram = terms.card(), ram_total(terms.ram_gb)
     with torch.inference_mode(), beside_the_prompt():
-        return estimate_workflow(workflow, card, terms.limit, ram)
+        return estimate_workflow(workflow, card, terms.limit, ram, ends=ends)
 
 
 def _without_writing(workflow: Prompt) -> Prompt:

@@ -692,7 +692,7 @@ def test_what_is_missing_is_told_first_and_what_waits_for_it_is_counted() -> Non
     workflow = sd15()
     others = {f"{one}0": node("SomebodysUpscaler", model=["1", 0]) for one in (2, 3)}
     loader = {"50": node("UNETLoader", unet_name="nowhere.safetensors", weight_dtype="default")}
-    waiting = {"51": node("ModelSamplingSD3", model=["50", 0], shift=3.0), "52": node("CFGNorm", model=["51", 0])}
+    waiting = {"51": node("ModelSamplingSD3", model=["50", 0], shift=3.0), "52": node("PreviewAny", source=["51", 0])}
     found = estimate_workflow({**workflow, **others, **loader, **waiting}, named_card("sm86", 8.0), 0.85)
     assert found.text.splitlines()[1].startswith("! INCOMPLETE")  # before anything is said to fit
     told = [line for line in found.text.splitlines() if "not followed: " in line]
