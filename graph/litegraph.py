@@ -15,9 +15,21 @@ from .formats import LINK_NAMES, WORKFLOW, BadWorkflow, Called, broken, check_ui
 NodeData = dict[str, Any]  # a node as the file has it
 MUTED, BYPASSED = 2, 4
 INPUTS, OUTPUTS = "-10", "-20"  # what stands in a subgraph for its own inputs and outputs
-REROUTE, PRIMITIVE, SET, GET = "Reroute", "PrimitiveNode", "SetNode", "GetNode"
+REROUTE, PRIMITIVE = "Reroute", "PrimitiveNode"
 NOTES = ("Note", "MarkdownNote")
-VIRTUAL = (REROUTE, PRIMITIVE, SET, GET, *NOTES)  # in the browser only
+# What is set under a name is got by it: KJNodes' and Easy Use's, by the kind of node that gets.
+SETTERS = {"GetNode": "SetNode", "easy getNode": "easy setNode"}
+# Of other packs; links go through them from an input to the output in the same place, as through a reroute.
+RGTHREE = tuple(
+    f"{name} (rgthree)"
+    for name in (
+        "Reroute", "Bookmark", "Label", "Fast Muter", "Fast Bypasser", "Fast Groups Muter", "Fast Groups Bypasser",
+        "Fast Actions Button", "Node Collector", "Node Combiner", "Mute / Bypass Relay", "Mute / Bypass Repeater",
+        "Random Unmuter", "Power Conductor",
+    )
+)  # fmt: skip
+OTHERS = (*RGTHREE, "easy bookmark")
+VIRTUAL = (REROUTE, PRIMITIVE, *SETTERS, *SETTERS.values(), *NOTES, *OTHERS)  # in the browser only
 # What a file may hold, far above what people draw. Subgraphs within subgraphs multiply: a file of a few kilobytes can
 # stand for more nodes than there is memory for.
 MOST_NESTED = 50  # subgraphs within each other

@@ -13,12 +13,11 @@ from typing import Any
 from .formats import BadWorkflow
 from .litegraph import (
     BYPASSED,
-    GET,
     INPUTS,
     MUTED,
     NOTES,
     PRIMITIVE,
-    SET,
+    SETTERS,
     VIRTUAL,
     Instance,
     Link,
@@ -129,20 +128,21 @@ class Sources:
         if kind == PRIMITIVE:
             return Widget(place, node)
         if kind in VIRTUAL:
-            place, node = _setter(place, node) if kind == GET else (place, node)
-            entries = node.get("inputs") or [{}]
-            return _Hop(place, entries[0].get("link"), at.wanted)
+            place, node = _setter(place, node) if kind in SETTERS else (place, node)
+            entries = node.get("inputs") or []
+            return _Hop(place, entries[slot].get("link"), at.wanted) if 0 <= slot < len(entries) else None
         return Origin(place, node, slot)
 
 
 def _setter(place: Instance, getter: NodeData) -> tuple[Instance, NodeData]:
-    """The node SetNode of the same name, in this graph or around it."""
-    name = first_value(getter)
+    """The node that sets the same name, of the same pack if there is one, in this graph or around it."""
+    name, own = first_value(getter), SETTERS[getter["type"]]
     around: Instance | None = place
     while around is not None:
-        for node in around.graph.nodes.values():
-            if node["type"] == SET and first_value(node) == name:
-                return around, node
+        nodes = around.graph.nodes.values()
+        found = [node for node in nodes if node["type"] in SETTERS.values() and first_value(node) == name]
+        if found:
+            return around, next((node for node in found if node["type"] == own), found[0])
         around = around.parent
     return place, getter
 

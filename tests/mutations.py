@@ -785,8 +785,8 @@ GRAPHS = (
         ),
         (
             "reroute: what Get names is not found",
-            'if node["type"] == SET and first_value(node) == name:',
-            'if node["type"] == SET and first_value(node) != name:',
+            "in SETTERS.values() and first_value(node) == name]",
+            "in SETTERS.values() and first_value(node) != name]",
         ),
     ),
     *_of(

@@ -189,15 +189,20 @@ def test_a_bypassed_node_hands_on_what_is_in_the_same_place() -> None:
     assert api(between(workflow, 8, both, "other", output=1))["6"] == found["6"]
 
 
-def test_what_is_set_by_a_name_is_got_by_it() -> None:
-    workflow = between(text_to_image(), 8, ui_node(8, "GetNode", {"in": "VAE"}, "VAE", widgets_values=["vae"]), "in")
+@pytest.mark.parametrize(("get", "set_"), [("GetNode", "SetNode"), ("easy getNode", "easy setNode")])
+def test_what_is_set_by_a_name_is_got_by_it(get: str, set_: str) -> None:
+    workflow = between(text_to_image(), 8, ui_node(8, get, {"in": "VAE"}, "VAE", widgets_values=["vae"]), "in")
     getter = node_of(workflow, 8)
     taken = next(row for row in workflow["links"] if row[0] == getter["inputs"][0]["link"])
     getter["inputs"] = []
-    setters = [ui_node(n, "SetNode", {"": "*"}, "*", widgets_values=[name]) for n, name in ((9, "model"), (10, "vae"))]
+    setters = [ui_node(n, set_, {"": "*"}, "*", widgets_values=[name]) for n, name in ((9, "model"), (10, "vae"))]
     workflow["nodes"] += setters
     setters[1]["inputs"][0]["link"], taken[3], taken[4] = taken[0], 10, 0
     assert api(workflow) == api(text_to_image())
+    workflow["nodes"].append(ui_node(11, "easy setNode" if get == "GetNode" else "SetNode", {"": "*"}, "*"))
+    node_of(workflow, 11)["widgets_values"] = ["vae"]  # of another pack: a getter's own comes first
+    workflow["nodes"].reverse()
+    assert api(workflow)["6"] == api(text_to_image())["6"]
     getter["widgets_values"] = ["nobody set this"]
     assert "vae" not in inputs(workflow, 6)
 
@@ -214,6 +219,24 @@ def test_reroutes_primitives_and_notes_are_of_the_browser() -> None:
     assert set(found) == {"1", "2", "3", "4", "5", "6", "7"}
     assert found["5"]["inputs"]["model"] == ["1", 0]
     assert found["5"]["inputs"]["cfg"] == 2.5
+
+
+def test_nodes_of_other_packs_that_are_of_the_browser() -> None:
+    workflow = between(text_to_image(), 1, ui_node(8, "Reroute (rgthree)", {"": "*"}, "*"), "")
+    workflow["nodes"] += [
+        ui_node(9, "Fast Groups Bypasser (rgthree)", {}, "*"),
+        ui_node(10, "Label (rgthree)"),
+        ui_node(11, "Bookmark (rgthree)", widgets_values=["1", 1]),
+        ui_node(12, "Node Collector (rgthree)", {"LATENT": "*", "": "*"}, "*"),
+        ui_node(13, "Fast Muter (rgthree)", {"Node Collector (rgthree)": "*", "": "*"}, "*"),
+        ui_node(14, "easy bookmark"),
+    ]
+    workflow["links"] += [[98, 5, 0, 12, 0, "*"], [99, 12, 0, 13, 0, "*"]]
+    node_of(workflow, 12)["inputs"][0]["link"], node_of(workflow, 13)["inputs"][0]["link"] = 98, 99
+    assert api(workflow) == api(text_to_image())
+    fitted_one = insert_fit(workflow)
+    assert len(fitted_one.added) == 1
+    assert not fitted_one.notes
 
 
 def test_a_widget_made_an_input() -> None:
