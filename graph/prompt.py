@@ -7,7 +7,7 @@ fit is planned from alike. None of them recurses: a chain of any length is walke
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from .formats import BadWorkflow
@@ -71,8 +71,14 @@ def readers(graph: Graph) -> dict[str, list[str]]:
     return found
 
 
-def in_order(numbers: Iterable[str], parents_of: Neighbours) -> list[str]:
+def in_order(numbers: Iterable[str], parents_of: Neighbours, several: Container[str] = ()) -> list[str]:
     """Nodes and all that they depend on, each after its parents: depth first, in the order in which they are given.
+
+    Args:
+        numbers: their ids.
+        parents_of: gives the parents of one.
+        several: those that stand for several nodes, as a subgraph does. A circle through one of these need be none of
+            the nodes in it; it is cut somewhere.
 
     Raises:
         BadWorkflow: they depend on each other in a circle.
@@ -81,8 +87,10 @@ def in_order(numbers: Iterable[str], parents_of: Neighbours) -> list[str]:
     finished: dict[str, bool] = {}  # False while what a node depends on is being walked
     for start in numbers:
         path = [] if start in finished else [_entered(start, finished, parents_of)]
+        on_path = {start: 0}  # how many of ``several`` are on the path before a node
         while path:
             number, remaining = path[-1]
+            inside = on_path[number] + (number in several)
             parent = next(remaining, None)
             if parent is None:
                 finished[number] = True
@@ -90,7 +98,8 @@ def in_order(numbers: Iterable[str], parents_of: Neighbours) -> list[str]:
                 path.pop()
             elif parent not in finished:
                 path.append(_entered(parent, finished, parents_of))
-            elif not finished[parent]:
+                on_path[parent] = inside
+            elif not finished[parent] and inside == on_path[parent]:
                 raise BadWorkflow(f"the workflow has a circle through node {parent}", "circle", node=parent)
     return order
 

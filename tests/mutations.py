@@ -799,8 +799,8 @@ GRAPHS = (
         ),
         (
             "fit: a sampler gets another one's VAE",
-            "if fit and number in self.behind[sampler] and fit[1] == origin:",
-            "if fit and number in self.behind[sampler]:",
+            "number not in self.before[sampler] and fit[1] == origin:",
+            "number not in self.before[sampler]:",
         ),
     ),
     *_of(

@@ -139,8 +139,8 @@ class _Planner:
     def _by_depth(self) -> list[str]:
         """The nodes by how many they wait for one after another: what is near comes before what is far."""
         depths: dict[str, int] = {}
-        for number in in_order(self.seen, self._parents):
-            depths[number] = 1 + max((depths[parent] for parent in self._parents(number)), default=0)
+        for number in in_order(self.seen, self._parents, {one for one, node in self.seen.items() if node.title}):
+            depths[number] = 1 + max((depths.get(parent, 0) for parent in self._parents(number)), default=0)
         return sorted(self.seen, key=depths.__getitem__)
 
     # ---------------------------------------------------------------------------------------------------- the samplers
@@ -268,7 +268,7 @@ class _Planner:
             return
         for sampler in reversed(self.order):
             fit = self.fits.get(sampler)
-            if fit and number in self.behind[sampler] and fit[1] == origin:
+            if fit and number in self.behind[sampler] and number not in self.before[sampler] and fit[1] == origin:
                 self.plan.moved[number, name] = fit[0], FIT_VAE
                 return
         if origin[0] == self.outside:

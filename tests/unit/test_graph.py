@@ -154,6 +154,68 @@ def test_the_kinds_are_of_one_table() -> None:
     assert GUIDERS["CFGGuider"].guided
 
 
+def around_the_sampler(*more: Workflow) -> Workflow:
+    """Loader 1 and decode 6 in the subgraph node 20, the sampler 5 between them outside."""
+    inner = {
+        "id": "sub", "name": "Models", "nodes": [
+            ui_node(1, "CheckpointLoaderSimple", {}, outputs=3), ui_node(6, "VAEDecode", {"samples": 2, "vae": 1}),
+        ],
+        "links": [
+            {"id": 1, "origin_id": 1, "origin_slot": 2, "target_id": 6, "target_slot": 1, "type": "VAE"},
+            {"id": 2, "origin_id": -10, "origin_slot": 0, "target_id": 6, "target_slot": 0, "type": "LATENT"},
+            {"id": 3, "origin_id": 1, "origin_slot": 0, "target_id": -20, "target_slot": 0, "type": "MODEL"},
+            {"id": 4, "origin_id": 6, "origin_slot": 0, "target_id": -20, "target_slot": 1, "type": "IMAGE"},
+        ],
+        "inputs": [{"id": "i", "name": "samples", "type": "LATENT", "linkIds": [2]}],
+        "outputs": [
+            {"id": "m", "name": "MODEL", "type": "MODEL", "linkIds": [3]},
+            {"id": "o", "name": "IMAGE", "type": "IMAGE", "linkIds": [4]},
+        ],
+    }  # fmt: skip
+    nodes = [
+        ui_node(20, "sub", {"samples": 10}, outputs=2), ui_node(4, "EmptyLatentImage", {}),
+        ui_node(5, "KSampler", {"model": 11, "latent_image": 12}), ui_node(7, "SaveImage", {"images": 13}), *more,
+    ]  # fmt: skip
+    rows = [[10, 5, 0, 20, 0, "*"], [11, 20, 0, 5, 0, "*"], [12, 4, 0, 5, 1, "*"], [13, 20, 1, 7, 0, "*"]]
+    return {"nodes": nodes, "links": rows, "definitions": {"subgraphs": [inner]}}
+
+
+def test_a_subgraph_that_a_sampler_reads_and_that_reads_it_is_no_circle() -> None:
+    found = insert_fit(around_the_sampler())
+    assert found.added == ("node 21, Low-Memory VAE (exact), for node 6 (VAEDecode) in subgraph Models",)
+    assert found.notes == ("node 5 (KSampler) is left alone: there is no VAE",)
+    found = insert_fit(around_the_sampler(ui_node(8, "VAELoader", {})))
+    assert found.added[-1] == "node 22, Make It Fit, for node 5 (KSampler)"
+    queued = to_api(found.workflow, {})
+    assert in_order(queued, parents_in(queued))
+    assert queued["22"]["inputs"]["model"] == ["20:1", 0]
+
+
+def test_what_a_subgraph_decodes_and_encodes_by_one_vae_makes_no_circle() -> None:
+    """It is before the sampler and behind it: the VAE of Make It Fit, which waits for the latent, is not for it."""
+    workflow = around_the_sampler(ui_node(8, "VAELoader", {}))
+    (inner,) = workflow["definitions"]["subgraphs"]
+    inner["nodes"].append(ui_node(9, "VAEEncode", {"pixels": None, "vae": 5}))
+    inner["links"] += [
+        {"id": 5, "origin_id": -10, "origin_slot": 1, "target_id": 9, "target_slot": 1, "type": "VAE"},
+        {"id": 6, "origin_id": 9, "origin_slot": 0, "target_id": -20, "target_slot": 2, "type": "LATENT"},
+    ]
+    inner["links"][0] |= {"origin_id": -10, "origin_slot": 1}
+    inner["inputs"].append({"id": "v", "name": "vae", "type": "VAE", "linkIds": [1, 5]})
+    inner["outputs"].append({"id": "l", "name": "LATENT", "type": "LATENT", "linkIds": [6]})
+    subgraph, sampler = workflow["nodes"][0], workflow["nodes"][2]
+    subgraph["inputs"].append({"name": "vae", "type": "VAE", "link": 14})
+    subgraph["outputs"].append({"name": "LATENT", "type": "LATENT", "links": [12]})
+    workflow["links"][2] = [12, 20, 2, 5, 1, "*"]
+    workflow["links"].append([14, 8, 0, 20, 1, "VAE"])
+    assert sampler["inputs"][1]["link"] == 12
+    queued = to_api(insert_fit(workflow).workflow, {})
+    assert in_order(queued, parents_in(queued))
+    kinds = [node["class_type"] for node in queued.values()]
+    assert (kinds.count("HeadroomFit"), kinds.count("HeadroomVAE")) == (1, 1)
+    assert queued["20:6"]["inputs"]["vae"] == queued["20:9"]["inputs"]["vae"] != ["8", 0]
+
+
 # ------------------------------------------------------------------------------------------------------- long workflows
 
 
