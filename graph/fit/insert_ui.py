@@ -9,10 +9,10 @@ from ..kinds import CAST_CLIP, FIT, TRAINING, VAE
 from ..litegraph import BYPASSED, INPUTS, MUTED, VIRTUAL, Instance, Link, NodeData, UIGraph, UIWorkflow, slot_of
 from ..prompt import Output
 from ..settings import FitSettings
-from ..sources import Sources
+from ..sources import Origin, Sources
 from .places import free_place
 from .plan import Added, FitPlan, Seen, plan_fit
-from .remedies import REMEDIES
+from .remedies import HELPS, REMEDIES, helped_already
 
 TYPES = {
     "model": "MODEL", "vae": "VAE", "samples": "LATENT", "positive": "CONDITIONING", "negative": "CONDITIONING",
@@ -90,12 +90,16 @@ class _Insertion:
     def remedy(self, asked: str, path: str) -> FitPlan:
         """Plans and writes what helps a node; what is to be around its subgraph goes there."""
         *inside, number = path.split(":")
-        graphs = [self.workflow.root]
+        graphs, place = [self.workflow.root], Instance(self.workflow.root)
         for one in inside:
             kind = graphs[-1].nodes.get(one, {}).get("type", "")
             if kind not in self.workflow.subgraphs:
                 raise ValueError(f"{asked}: there is no subgraph {one}; send the node's id as ComfyUI's error has it")
+            place = self.workflow.child(place, graphs[-1].nodes[one])
             graphs.append(self.workflow.subgraphs[kind])
+        seen = self._all_seen(graphs[-1]).get(number)
+        if seen is not None and self._is_behind(HELPS[asked].kind, HELPS[asked].name, place, number):
+            return helped_already(asked, number, seen.title or seen.kind, place.graph.name if inside else "")
         name: tuple[str, ...] = ()  # the input, around a subgraph
         while True:
             graph = graphs.pop()
@@ -105,6 +109,20 @@ class _Insertion:
                 self._write(graph, plan)
                 return plan
             number, name = inside.pop(), (graph.slot("inputs", plan.wanted.pop())["name"],)
+
+    def _is_behind(self, kind: str, name: str, place: Instance, number: str) -> bool:
+        """Whether a node of a kind is on the way that an input's value comes, around this graph and within others."""
+        sources, passed, node = Sources(self.workflow), set[tuple[tuple[str, ...], str]](), place.graph.nodes[number]
+        while (at := (place.path, str(node["id"]))) not in passed:
+            passed.add(at)
+            entry = next((one for one in node.get("inputs") or () if one["name"] == name), None)
+            found = None if entry is None else sources.of(place, entry)
+            if not isinstance(found, Origin) or found.node is None:
+                return False
+            if found.node["type"] == kind:
+                return True
+            place, node = found.place, found.node
+        return False
 
     def _all_seen(self, graph: UIGraph) -> dict[str, Seen]:
         """The nodes of a graph that run."""

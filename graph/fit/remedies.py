@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..kinds import CAST_CLIP, SAVES_CLIP, TRAIN, TRAINING, TRAINING_ESTIMATE
 from .plan import Added, FitPlan, Seen
@@ -13,6 +13,39 @@ TEXT_NODE, TRAIN_NODE = "text_node", "train_node"  # as a request names them
 CLIP, MODEL = "clip", "model"
 CASTING: dict[str, Any] = {"storage": "float8_e4m3fn_scaled", "compute": "auto", "skip": "auto", "cache_file": ""}
 CHECKPOINTS: dict[str, Any] = {"plan": "every block", "blocks": "all", "checkpoints_in_ram": False}
+
+
+class Helps(NamedTuple):
+    """What a remedy puts in, to know it where it is already.
+
+    Attributes:
+        kind: the class of its node.
+        name: the input whose way that node is on.
+        code, why: said of a node that is behind one.
+    """
+
+    kind: str
+    name: str
+    code: str
+    why: str
+
+
+HELPS = {
+    TEXT_NODE: Helps(CAST_CLIP, CLIP, "cast_already", "its text encoder is cast already"),
+    TRAIN_NODE: Helps(TRAINING, MODEL, "checkpoints_already", "its model is behind checkpoints already"),
+}
+
+
+def helped_already(asked: str, number: str, kind: str, where: str) -> FitPlan:
+    """Nothing but the note that a node is left alone.
+
+    Args:
+        asked: one of :data:`REMEDIES`.
+        number, kind: the node's id, and what people read on it.
+        where: the name of the subgraph that it is in; empty: it is in none.
+    """
+    _, _, code, why = HELPS[asked]
+    return FitPlan(notes=[left_alone(code, why, node=number, kind=kind, subgraph=where)])
 
 
 def plan_cast(
@@ -44,8 +77,7 @@ def plan_cast(
     reader, link, passed = node, name, {number}
     while (before := reader.origins[link][0]) in seen and before not in passed:
         if seen[before].kind == CAST_CLIP:
-            why = "its text encoder is cast already"
-            return FitPlan(notes=[left_alone("cast_already", why, node=number, kind=called, subgraph=where)])
+            return helped_already(TEXT_NODE, number, called, where)
         if CLIP not in seen[before].origins:
             break
         passed.add(before)
@@ -91,8 +123,7 @@ def plan_checkpoints(
     way = [number]
     while (before := seen[way[-1]].origins[MODEL][0]) in seen and before not in way:
         if seen[before].kind == TRAINING:
-            why = "its model is behind checkpoints already"
-            return FitPlan(notes=[left_alone("checkpoints_already", why, node=number, kind=node.kind, subgraph=where)])
+            return helped_already(TRAIN_NODE, number, node.kind, where)
         if MODEL not in seen[before].origins:
             break
         way.append(before)

@@ -11,7 +11,7 @@ import pytest
 from headroom.graph.fit.insert import Inserted, insert_fit, insert_remedy
 from headroom.graph.prompt import Prompt, links
 
-from ..host.ui_workflows import consistent, graph, in_a_subgraph, node_of, text_to_image, ui_node
+from ..host.ui_workflows import between, consistent, graph, in_a_subgraph, node_of, text_to_image, ui_node
 
 CAST, TRAINING = "HeadroomCastCLIP", "HeadroomTraining"
 
@@ -227,3 +227,32 @@ def test_a_training_in_a_subgraph_whose_model_comes_from_around() -> None:
     begins = {node["id"]: rows[node["inputs"][0]["link"]]["origin_id"] for node in inside["nodes"]}
     assert begins == {2: -10, 3: added["id"], added["id"]: -10}
     assert inserted["nodes"] == workflow["nodes"]
+
+
+def test_checkpoints_around_a_subgraph_are_found() -> None:
+    text = json.dumps(with_the_loader_outside()).replace("CLIPTextEncode", "TrainLoraNode")
+    workflow = json.loads(text.replace("CLIP", "MODEL").replace('"clip"', '"model"'))
+    between(workflow, 2, ui_node(30, TRAINING, {"model": "MODEL"}, "MODEL STRING"), "model")
+    again = checkpointed(workflow, "20:3")
+    assert again.workflow == workflow
+    assert again.notes == (
+        "node 3 (TrainLoraNode) in subgraph Prompts is left alone: its model is behind checkpoints already",
+    )
+
+
+def test_what_is_within_a_subgraph_on_the_way_is_found() -> None:
+    """The loader and its casting are a subgraph."""
+    workflow = in_a_subgraph(with_cast(text_to_image(), "2").workflow)
+    (inside,) = workflow["definitions"]["subgraphs"]
+    inside["outputs"].append({"id": "c", "name": "CLIP", "type": "CLIP", "linkIds": [90]})
+    inside["links"].append(
+        {"id": 90, "origin_id": 8, "origin_slot": 0, "target_id": -20, "target_slot": 1, "type": "CLIP"}
+    )
+    subgraph = node_of(workflow, 20)
+    subgraph["outputs"].append({"name": "CLIP", "type": "CLIP", "links": [91]})
+    workflow["nodes"].append(ui_node(21, "CLIPTextEncode", {"clip": "CLIP"}, "CONDITIONING"))
+    node_of(workflow, 21)["inputs"][0]["link"] = 91
+    workflow["links"].append([91, 20, 1, 21, 0, "CLIP"])
+    again = with_cast(workflow, "21")
+    assert again.workflow == workflow
+    assert again.notes == ("node 21 (CLIPTextEncode) is left alone: its text encoder is cast already",)
