@@ -29,6 +29,9 @@ SCHEDULERS = (
     "SDTurboScheduler", "BetaSamplingScheduler", "VPScheduler", "LTXVScheduler", "Flux2Scheduler", "Ideogram4Scheduler",
     "AlignYourStepsScheduler", "GITSScheduler", "OptimalStepsScheduler",
 )  # fmt: skip
+# Of those, which make fewer noise levels where denoise is below 1; the others leave out the first of more.
+BY_SHARE, TURBO = ("AlignYourStepsScheduler", "GITSScheduler", "OptimalStepsScheduler"), "SDTurboScheduler"
+MOST_TURBO = 10  # steps of SD Turbo
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,12 @@ def select(found: Findings, kind: str, inputs: Inputs) -> Outputs:
 
 
 def schedule(found: Findings, kind: str, inputs: Inputs) -> Outputs:
-    """As many noise levels as a scheduler's steps."""
-    return _sigmas(as_number(inputs.get("steps"))), *NOTHING
+    """As many noise levels as a scheduler's steps, or a share of them."""
+    steps, share = as_number(inputs.get("steps")), as_number(inputs.get("denoise", 1.0))
+    if steps is not None and kind in (*BY_SHARE, TURBO):
+        share = 0.0 if share is None else share  # nobody can say
+        steps = min(steps, round(steps * share) if kind in BY_SHARE else int(MOST_TURBO * share))
+    return _sigmas(steps), *NOTHING
 
 
 def write_sigmas(found: Findings, kind: str, inputs: Inputs) -> Outputs:

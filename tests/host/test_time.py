@@ -16,6 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 import nodes
 from headroom.host.attention.backend import apply_attention
+from headroom.host.following.calling import Nodes
+from headroom.host.following.inputs import Inputs
 from headroom.host.following.steps import CALLS
 from headroom.host.measure.runs import LOG
 from headroom.host.measure.speeds import kind_of_sampling, speed_path, with_speed
@@ -191,6 +193,24 @@ def test_noise_levels_are_counted_through_the_nodes_that_make_them() -> None:
     share = {"22": node("SplitSigmasDenoise", sigmas=["21", 0], denoise=0.3)}
     assert custom(sigmas=basic, output=1, more=share) == 5
     assert custom(sigmas=basic, more={"22": node("FlipSigmas", sigmas=["21", 0])}) == 19
+
+
+@pytest.mark.parametrize(
+    ("kind", "inputs", "steps"),
+    [
+        ("AlignYourStepsScheduler", {"model_type": "SD1", "steps": 20}, 10),
+        ("GITSScheduler", {"coeff": 1.2, "steps": 20}, 10),
+        ("OptimalStepsScheduler", {"model_type": "FLUX", "steps": 20}, 10),
+        ("SDTurboScheduler", {"model": ["1", 0], "steps": 8}, 5),
+    ],
+)
+def test_schedulers_of_which_denoise_takes_a_share_of_the_steps(kind: str, inputs: dict[str, Any], steps: int) -> None:
+    family = FAMILIES["sd15"]
+    given = {**inputs, "model": family.load()} if "model" in inputs else inputs
+    levels, *_ = Nodes({}).call(kind, Inputs(kind, {**given, "denoise": 0.5}))
+    assert len(levels) == steps + 1  # as the host makes them
+    assert custom(sigmas=node(kind, **inputs, denoise=0.5)) == 2 * steps - 1
+    assert custom(sigmas=node(kind, **inputs, denoise=1.0)) == 2 * inputs["steps"] - 1
 
 
 def test_two_samplings_of_one_model_take_the_time_of_both() -> None:
