@@ -18,10 +18,14 @@ if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
 
 
-def bound_to_original(model: ModelPatcher) -> str | None:
-    """Why a copy of a model would run the original's network, and what to do; None: it would not."""
+def bound_to_original(model: ModelPatcher, node: str = "Layerwise Casting") -> str | None:
+    """Why a copy of a model would run the original's network, and what to do; None: it would not.
+
+    Args:
+        node: what people read on the node of ours that would cast the model.
+    """
     if COMPILED in model.wrappers.get(APPLY_MODEL, {}):
-        return _sentence("torch.compile")
+        return _sentence("torch.compile", node)
     # Host: while a patcher is loaded, its object patches stand in the tree, and what they replace in the backup.
     places = dict(model.model.named_modules())
     patches: dict[str, Any] = model.object_patches
@@ -31,12 +35,12 @@ def bound_to_original(model: ModelPatcher) -> str | None:
     original |= {id(module) for value in replaced.values() for module in _modules(value)}
     for path, patch in patches.items():
         if any(id(module) in original for module in _modules(patch)):
-            return _sentence("torch.compile" if hasattr(patch, "_orig_mod") else f"a node that patches '{path}'")
+            return _sentence("torch.compile" if hasattr(patch, "_orig_mod") else f"a node that patches '{path}'", node)
     return None
 
 
-def _sentence(what: str) -> str:
-    return f"{what} stands before Layerwise Casting and would go on running the original; put it behind"
+def _sentence(what: str, node: str) -> str:
+    return f"{what} stands before {node} and would go on running the original; put it behind"
 
 
 def _modules(value: Any) -> Iterator[nn.Module]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from ...graph.kinds import FIT, TITLES
 from ...memory.prediction import (
     QUALITIES,
     CannotPredict,
@@ -194,7 +195,7 @@ class SamplingWays:
         if CAST in model.attachments:
             self.notes.append("weights stay as their own node has cast them")
             return
-        if (bound := bound_to_original(model)) is not None:
+        if (bound := bound_to_original(model, TITLES[FIT])) is not None:
             self.notes.append(f"weights stay as they are: {bound}")
             return
         for decibels, storage in PLANNED_CASTS:

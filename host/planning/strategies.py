@@ -13,11 +13,14 @@ import torch
 from ...attention import BACKENDS, AttentionCall
 from ...offload import STORAGES
 from ..attention.backend import BACKEND_CHOICES, apply_attention
+from ..casting.bound import bound_to_original
 from ..casting.cast import CastSettings, cast_model
 from ..casting.quantised import why_not
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
+
+    from ...offload import CastReport
 
 DTYPES = ("float32", "float16", "bfloat16")
 CASTS = tuple(name for name, storage in STORAGES.items() if storage.scaled)
@@ -109,7 +112,7 @@ def _in_dtype(model: ModelPatcher, name: str) -> ModelPatcher:
     """A model that computes in a dtype; weights that it makes smaller are stored in it too."""
     dtype: torch.dtype = getattr(torch, name)
     if name in STORAGES:
-        result, report = cast_model(model, CastSettings(name, name, skip=""))
+        result, report = _casting(model, CastSettings(name, name, skip=""))
         if report.cast:
             return result
     result = model.clone()
@@ -129,7 +132,16 @@ def _attention(model: ModelPatcher, backend: str, rows: int = 0) -> ModelPatcher
 def _cast(model: ModelPatcher, storage: str) -> ModelPatcher:
     if (lacking := why_not(STORAGES[storage])) is not None:
         raise NotHere(lacking)
-    result, report = cast_model(model, CastSettings(storage))
+    result, report = _casting(model, CastSettings(storage))
     if not report.cast:
         raise NotHere("there is nothing to cast: the model is stored in as few bits already")
     return result
+
+
+def _casting(model: ModelPatcher, settings: CastSettings) -> tuple[ModelPatcher, CastReport]:
+    try:
+        return cast_model(model, settings)
+    except ValueError:
+        if (bound := bound_to_original(model, "Compare Strategies")) is not None:
+            raise NotHere(bound) from None
+        raise

@@ -25,6 +25,7 @@ from headroom.host.planning.compare import Work, compare, run
 from headroom.host.planning.strategies import (
     CASTS,
     REFERENCE,
+    NotHere,
     Strategy,
     Switches,
     compute_dtype,
@@ -184,6 +185,18 @@ class TestTrouble:
         assert outcomes[1].remark == remark
         assert outcomes[1].measured is None
         assert outcomes[2].measured.noise == 0
+
+    def test_a_compiled_model_is_not_cast_and_that_names_this_node(self) -> None:
+        from comfy_api.torch_helpers import set_torch_compile_wrapper
+
+        model = FAMILIES["flux"].load().clone()
+        set_torch_compile_wrapper(model, backend="eager")
+        switches = Switches(backends=False, casting=True)
+        rows = [way for way in strategies(model, switches) if way.name in ("float8_e4m3fn_scaled", "bfloat16")]
+        for way in rows:
+            with pytest.raises(NotHere, match=r"^torch\.compile stands before Compare Strategies and would go on"):
+                way.make(model)
+        assert len(rows) == 2
 
     def test_without_a_reference_the_others_run(self) -> None:
         comparison = run(work("wan21"), [Strategy("first", partial(failing, MemoryError())), REFERENCE])

@@ -315,7 +315,7 @@ class TestWhatOthersHaveSet:
         set_torch_compile_wrapper(model, backend="eager")  # nothing is compiled before it runs
         fit = find_fit(asked(model=model), named_card("sm86", 0.01), "any", 1.0)
         assert {plan.storage for plan in fit.considered} == {""}
-        assert any("weights stay as they are: torch.compile stands before" in note for note in fit.notes)
+        assert any("weights stay as they are: torch.compile stands before Make It Fit" in note for note in fit.notes)
 
     @at_night
     def test_a_budget(self) -> None:
