@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,12 +78,29 @@ def as_api(content: dict[str, Any], ours: dict[str, Any]) -> dict[str, dict[str,
 
 
 def write(path: Path, content: dict[str, Any]) -> None:
-    """Writes a workflow.
+    """Writes a workflow. What was in the file stays there until all of it is written: it may be the one that was read.
 
     Raises:
         BadWorkflow: the file cannot be written.
     """
+    target = path.resolve()
+    whole = target.is_file() or not target.exists()  # else something that is written to, such as /dev/stdout
+    written = target.with_name(f".{target.name}.part") if whole else target
     try:
-        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        written.write_bytes(_encoded(content))
+        if whole:
+            if target.exists():
+                shutil.copymode(target, written)
+            written.replace(target)
     except OSError as error:
+        if whole:
+            with suppress(OSError):
+                written.unlink()
         raise formats.BadWorkflow(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _encoded(content: dict[str, Any]) -> bytes:
+    try:
+        return (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode()
+    except UnicodeEncodeError:  # half of a letter, as a text has that was cut within one: JSON can write it escaped
+        return (json.dumps(content, indent=2) + "\n").encode()

@@ -495,6 +495,25 @@ def test_fit_needs_the_standard_library_alone(tmp_path: Path) -> None:
     assert out.exists()
 
 
+def test_a_file_that_is_fitted_in_place_is_whole_whatever_is_in_it_and_whatever_happens(tmp_path: Path) -> None:
+    path = tmp_path / "workflow.json"
+    workflow = text_to_image()
+    workflow["2"]["inputs"]["text"] = "a wave \ud83c"  # half of a letter: it was cut there
+    path.write_text(json.dumps(workflow))
+    path.chmod(0o640)
+    assert fit.main([str(path), "-o", str(path)]) == 0
+    assert files.read(path)["2"] == workflow["2"]
+    before = path.read_bytes()
+    part = tmp_path / ".workflow.json.part"
+    part.mkdir()  # nothing can be written there
+    with pytest.raises(BadWorkflow, match="cannot be written"):
+        files.write(path, workflow)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (before, 0o640)
+    part.rmdir()
+    files.write(Path("/dev/null"), workflow)
+    assert [one.name for one in tmp_path.iterdir()] == ["workflow.json"]
+
+
 def test_the_kinds_of_a_file_are_those_of_subgraphs_too() -> None:
     inner = {"nodes": [{"id": 1, "type": "VAEDecode", "inputs": [{"type": "LATENT"}]}]}
     workflow = {"nodes": [{"id": 1, "type": "KSampler"}], "definitions": {"subgraphs": [inner]}}
