@@ -102,18 +102,17 @@ class _Planner:
     def __init__(
         self, seen: Mapping[str, Seen], settings: FitSettings, first_number: int, outside: str, where: str
     ) -> None:
-        self.seen = seen
-        self.settings = settings
+        self.seen, self.settings = seen, settings
         self.free = first_number
         self.outside = outside
         self.where = where
         self.plan = FitPlan()
         self.order = self._by_depth()
         samplers = [number for number in self.order if seen[number].kind in SAMPLERS]
-        readers = self._readers()
+        self.readers = self._readers()
         # By sampler: all that it depends on, and all that depends on it.
         self.before = {number: set(reached([number], self._parents)) - {number} for number in samplers}
-        self.behind = {number: set(reached([number], lambda one: readers[one])) - {number} for number in samplers}
+        self.behind = {number: set(reached([number], lambda one: self.readers[one])) - {number} for number in samplers}
         self.fits: dict[str, tuple[str, Output]] = {}  # by sampler: its HeadroomFit, and the VAE that this is given
         self.wrappers: dict[Output, str] = {}
         self.users = list(self._users())
@@ -135,6 +134,11 @@ class _Planner:
             for parent in self._parents(number):
                 found[parent].append(number)
         return found
+
+    def _sampled_on(self, number: str) -> Iterable[str]:
+        """The nodes that read a node, but for samplers that it guides: those sample another latent."""
+        read = self.readers[number]
+        return (one for one in read if one not in self.before or self._read_by(one, "latent_image") == number)
 
     def _by_depth(self) -> list[str]:
         """The nodes by how many they wait for one after another: what is near comes before what is far."""
@@ -168,7 +172,7 @@ class _Planner:
                 return self._leave(sampler, "no_vae_in_it", "there is no VAE in it: connect one")
             return self._leave(sampler, "no_vae", "there is no VAE")
         links = self._links(sampler, guided) | {"vae": vae}
-        cfg = self.seen[guided].cfg if _conditions(self.seen[guided].kind).guided else 1.0
+        cfg = self.seen[guided].cfg if kinds.GUIDERS.get(self.seen[guided].kind, kinds.Conditions()).guided else 1.0
         # The number is for a run in which nobody follows the graph.
         widgets = {"cfg": 1.0 if cfg is None else cfg, **vars(self.settings), SOURCE: GRAPH, "verify": VERIFY[0]}
         number = self._add(FIT, sampler, links, widgets)
@@ -205,7 +209,7 @@ class _Planner:
     def _links(self, sampler: str, guided: str) -> dict[str, Output]:
         """What the HeadroomFit of a sampler is connected to, but for the VAE."""
         node = self.seen[guided]
-        asked = _conditions(node.kind)
+        asked = kinds.GUIDERS.get(node.kind, kinds.Conditions())
         names = {"model": "model", "positive": asked.positive, "negative": asked.negative, "cfg": "cfg"}
         links = {ours: node.links[name] for ours, name in names.items() if name in node.origins}
         return links | {"samples": self.seen[sampler].links["latent_image"]}
@@ -227,8 +231,9 @@ class _Planner:
                     yield number, name
 
     def _vae_for(self, sampler: str) -> Output | None:
-        """The VAE of the first node behind the sampler, else of one before it, else any."""
-        users = [user for user in self.users if self.seen[user[0]].kind != FIT]
+        """The VAE of the first node that its latent comes to, else of one before the sampler, else any."""
+        others = self.behind[sampler].difference(reached([sampler], self._sampled_on))
+        users = [user for user in self.users if self.seen[user[0]].kind != FIT and user[0] not in others]
         behind = [user for user in users if user[0] in self.behind[sampler]]
         before = [user for user in users if user[0] in self.before[sampler]]
         for number, name in (*behind, *before, *users):
@@ -293,8 +298,3 @@ class _Planner:
         line = added(node=number, kind=kind, other=beside, other_kind=other, subgraph=self.where)
         self.plan.added.append(Added(number, kind, beside, links, widgets, line))
         return number
-
-
-def _conditions(kind: str) -> kinds.Conditions:
-    """What guides with the inputs of a node: a guider's, or a sampler's own."""
-    return kinds.GUIDERS.get(kind, kinds.Conditions())

@@ -17,7 +17,7 @@ from headroom.graph import litegraph
 from headroom.graph.fit.insert import insert_fit
 from headroom.graph.fit.plan import Seen, plan_fit
 from headroom.graph.formats import PROMPT, WORKFLOW, BadWorkflow, check_api, check_sent, check_ui, is_api, is_ui
-from headroom.graph.kinds import GUIDERS, SAMPLERS
+from headroom.graph.kinds import FIT, GUIDERS, SAMPLERS
 from headroom.graph.prompt import in_order, is_link, links, parents_in, reached, readers, upstream
 from headroom.graph.settings import FitSettings, check_names, check_share, check_size
 from headroom.graph.to_api import to_api
@@ -152,6 +152,22 @@ def test_the_kinds_are_of_one_table() -> None:
     assert GUIDERS["BasicGuider"].negative is None
     assert not GUIDERS["BasicGuider"].guided
     assert GUIDERS["CFGGuider"].guided
+
+
+def test_a_latent_that_guides_another_sampler_is_not_decoded_by_that_ones_vae() -> None:
+    """Stable Cascade: the first model's latent has other channels than those that the second one's VAE decodes."""
+    prompt = {
+        "1": node("CheckpointLoaderSimple", ckpt_name="c"), "2": node("CheckpointLoaderSimple", ckpt_name="b"),
+        "3": node("StableCascade_EmptyLatentImage", width=1024, height=1024, compression=42, batch_size=1),
+        "4": node("KSampler", model=["1", 0], latent_image=["3", 0], cfg=4.0),
+        "5": node("StableCascade_StageB_Conditioning", stage_c=["4", 0]),
+        "6": node("KSampler", model=["2", 0], positive=["5", 0], latent_image=["3", 1], cfg=1.1),
+        "7": node("VAEDecode", samples=["6", 0], vae=["2", 2]),
+    }  # fmt: skip
+    found = insert_fit(prompt).workflow
+    given = {one["inputs"]["model"][0]: one["inputs"]["vae"] for one in found.values() if one["class_type"] == FIT}
+    assert given == {"1": ["1", 2], "2": ["2", 2]}
+    assert found["7"]["inputs"]["vae"] == [found["6"]["inputs"]["model"][0], 1]
 
 
 def around_the_sampler(*more: Workflow) -> Workflow:
