@@ -13,6 +13,7 @@ from headroom.benchmarks._harness import peak_bytes
 from headroom.host.core.internals import find
 from headroom.host.following.findings import Findings
 from headroom.host.following.inputs import Inputs, NotFollowed
+from headroom.host.following.stages.sampling import sample
 from headroom.host.following.stages.seedvr import OF_SEEDVR
 from headroom.host.prediction.host_answers import free_memory_answer
 from headroom.host.prediction.step import Step, predict_step
@@ -94,6 +95,21 @@ def test_without_a_change_of_colours_nothing_is_on_the_card() -> None:
     )
     assert result.shape == frames.shape
     assert not found.stages
+
+
+def test_each_part_of_a_video_is_sampled_by_itself() -> None:
+    made, found = upscaler(), Findings(named_card("sm86", 12.0))
+    with found.mode:
+        faked = fake_tree({"samples": torch.zeros(*SHAPE[:2], 9, *SHAPE[3:])})
+    mode = {"chunking_mode": "manual", "chunking_mode.frames_per_chunk": 5}
+    cut = Inputs("SeedVR2TemporalChunk", {"latent": faked, "temporal_overlap": 0, **mode})
+    part, _ = OF_SEEDVR["SeedVR2TemporalChunk"](found, cut.kind, cut)
+    assert part["samples"].shape == SHAPE
+    texts = {"positive": made.conditioning(1), "negative": made.conditioning(2)}
+    asked = {"model": made.model, "latent_image": part, "cfg": 1.0, "steps": 3, "sampler_name": "euler", **texts}
+    with torch.inference_mode():
+        sample(found, "KSampler", Inputs("KSampler", asked))
+    assert [stage.times for stage in found.stages] == [3 * 5]  # five parts: the last is of one frame
 
 
 @pytest.mark.parametrize(("mode", "cells"), [({"chunking_mode": "auto"}, 9), ({"chunking_mode": "manual"}, 3)])

@@ -23,6 +23,7 @@ from ..calling import Outputs
 from ..findings import NOTHING, Findings
 from ..inputs import Guided, Inputs, NotFollowed, of_the_workflow
 from ..steps import calls_of
+from .seedvr import PARTS
 
 NESTED = "nested"  # a style of guidance by two texts
 MOST_FRAMES = 2**20  # of a block
@@ -111,7 +112,8 @@ def sample(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         of_other = replace(question, model=asked.other.model, positive=asked.other.positive, negative=None)
         stage = _by_turns(stage, sampling_stage(of_other, found.card))
     shapes = shapes_in_model(asked.model, latent)  # a picture for a video's model comes back as a video of one frame
-    found.add(replace(stage, times=calls_of(inputs) * _blocks(question.block, shapes[0])))
+    times = calls_of(inputs) * _blocks(question.block, shapes[0]) * latent.get(PARTS, 1)
+    found.add(replace(stage, times=times))
     with found.mode:
         result = {**latent, "samples": joined([torch.empty(shape) for shape in shapes])}
     return result, result

@@ -15,7 +15,8 @@ from ..calling import Outputs, outputs
 from ..findings import Findings, Follow
 from ..inputs import Inputs, NotFollowed
 
-WHOLE = "headroom_whole"  # beside a part of a latent: of how many latent frames it is a part
+# Beside a part of a latent: of how many latent frames it is a part, and how many parts there are, each sampled alone.
+WHOLE, PARTS = "headroom_whole", "headroom_parts"
 ONE_BY_ONE = "lab"  # the method that takes one frame after the other; others take as many as fit
 FEW = 2
 
@@ -28,7 +29,7 @@ def cut_in_time(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     if not isinstance(parts, list) or not parts:
         raise NotFollowed(f"{kind} gives no parts of a latent")
     frames = parts_of(latent["samples"])[0].shape[2]
-    return ({**parts[0], WHOLE: frames}, overlap)
+    return ({**parts[0], WHOLE: frames, PARTS: len(parts)}, overlap)
 
 
 def join_in_time(found: Findings, kind: str, inputs: Inputs) -> Outputs:
@@ -36,7 +37,8 @@ def join_in_time(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     latent = dict(inputs.latent("latents"))
     (part,) = parts_of(latent["samples"])
     frames = latent.pop(WHOLE, part.shape[2])
-    latent.pop("noise_mask", None)
+    for name in (PARTS, "noise_mask"):
+        latent.pop(name, None)
     with found.mode:
         return ({**latent, "samples": part.new_empty(*part.shape[:2], frames, *part.shape[3:])},)
 
