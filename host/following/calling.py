@@ -41,6 +41,7 @@ class Nodes:
         if node is None:
             return
         definition = node.INPUT_TYPES()
+        inputs.cast(definition, constants)
         inputs.check_ranges(definition, constants)
         if is_ours(kind):
             inputs.check(definition)

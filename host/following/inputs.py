@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +17,8 @@ from ..core.given import NotTaken, check_given, is_conditioning, is_latent, out_
 from ..vae.settings import VAESettings
 
 Given = TypeVar("Given")
+BOX = "__value__"
+NUMBERS: dict[str, Callable[[str], float]] = {"INT": int, "FLOAT": float}
 
 
 class NotFollowed(Exception):
@@ -128,6 +130,27 @@ class Inputs(dict[str, Any]):
     def without(self, *names: str) -> dict[str, Any]:
         """All but the inputs of these names."""
         return {name: value for name, value in self.items() if name not in names}
+
+    def cast(self, definition: Mapping[str, Any], names: Collection[str]) -> None:
+        """Brings what a workflow itself gives to the types of a node's inputs, as the host does before it checks them:
+        numbers may be written as words, and lists lie in boxes, since a list is a link.
+
+        Args:
+            definition: ``INPUT_TYPES()``.
+            names: of the inputs that the workflow gives.
+
+        Raises:
+            NotFollowed: words that are no number.
+        """
+        for name in names:
+            if isinstance(self[name], dict) and BOX in self[name]:
+                self[name] = self[name][BOX]
+        for name, kind, _ in entries_of(definition):
+            if name in names and kind in NUMBERS and isinstance(self[name], str):
+                try:
+                    self[name] = NUMBERS[kind](self[name])
+                except ValueError as error:
+                    raise NotFollowed(f"{self.kind}: {name} is {shortened(self[name])}, which is no number") from error
 
     def check(self, definition: Mapping[str, Any]) -> None:
         """Checks values against a node's definition, ``INPUT_TYPES()``; what is missing may have a default.

@@ -103,3 +103,14 @@ def test_a_node_that_others_expanded_to_sees_all() -> None:
     workflow = text_to_image(save_latent=False)
     workflow["9.0.1"] = node("HeadroomFit", model=["1", 0], vae=["1", 2], samples=["4", 0], cfg=1.0, quality="exact")
     assert around("9.0.1", workflow) == workflow
+
+
+def test_numbers_that_are_words_count_as_the_host_takes_them() -> None:
+    workflow = text_to_image(save_latent=False)
+    workflow["4"]["inputs"] |= {"width": "128", "height": "128"}
+    workflow["5"]["inputs"] |= {"cfg": "4.0", "steps": "2"}
+    found = answer(workflow)
+    assert found.complete, found.unknown
+    assert found.numbers["stages"] == answer(text_to_image(save_latent=False)).numbers["stages"]
+    workflow["4"]["inputs"]["width"] = "wide"
+    assert answer(workflow).unknown[0] == "node 4: EmptyLatentImage: width is 'wide', which is no number"
