@@ -72,6 +72,7 @@ INTERNALS: tuple[Internal, ...] = (
     Internal(f"{_WRAPPERS}PREPARE_SAMPLING", "what samplings take beyond the weights is not measured"),
     Internal(f"{_WRAPPERS}PREDICT_NOISE", "attention is chosen for all steps or none"),
     Internal(f"{_WRAPPERS}CALC_COND_BATCH", "guidance is not computed in turns"),
+    Internal("comfy.samplers:CFGGuider.predict_noise", "reports predict no sampling"),
     Internal(f"{_WRAPPERS}DIFFUSION_MODEL", "predictions leave out what other packs wrap around a model's network"),
     Internal("comfy.ldm.lightricks.model:generate_freq_grid_np", "predictions for LTX may disturb what the host keeps"),
     Internal("comfy.ldm.hidream.model:MoEGate", "what a step of HiDream takes is the host's own estimate"),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ...memory.prediction import fake_mode, fake_tree
+from ..core.internals import find
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
@@ -31,6 +32,7 @@ class AskedSampling:
         mask: the noise mask, without data.
         positive, negative: CONDITIONING without data; no negative: guidance was left out.
         cfg: of the guider.
+        partly: some of it counts in a part of the steps alone, so that they do not take equally long.
     """
 
     model: weakref.ref[ModelPatcher]
@@ -39,6 +41,7 @@ class AskedSampling:
     positive: list[Any]
     negative: list[Any] | None
     cfg: float
+    partly: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,10 @@ class AskedCoding:
 
 
 Asked = AskedSampling | AskedCoding
+# Of CONDITIONING: what brings a network of its own, or changes the weights, which a row must not keep.
+BRINGS = ("control", "gligen", "hooks")
+RANGE = ("start_percent", "end_percent")  # and in which steps it counts
+USUAL = "comfy.samplers:CFGGuider.predict_noise"  # how the host guides; others call the model in other ways
 
 
 def sampling_question(
@@ -72,15 +79,21 @@ def sampling_question(
     *args: Any, latent_shapes: Any = None, **kwargs: Any,
 ) -> AskedSampling | None:  # fmt: skip
     """A sampling that begins, by the arguments of the host's outer sample; None where its step cannot be predicted:
-    conditionings of other names, or several latents in one."""
+    a guider with a way of its own, as one of two models; conditionings of other names or with more than texts; several
+    latents in one."""
     conds = guider.conds
+    if getattr(type(guider), "predict_noise", None) is not find(USUAL):
+        return None
     if "positive" not in conds or set(conds) - {"positive", "negative"} or len(latent_shapes or [0]) > 1:
+        return None
+    every = [one for conditioning in conds.values() for one in conditioning]
+    if any(name in one for one in every for name in BRINGS):
         return None
     with fake_mode():
         faked = fake_tree({"x": latent, "mask": mask, **{name: _conditioning(one) for name, one in conds.items()}})
     cfg = float(getattr(guider, "cfg", 1.0))
-    held = weakref.ref(guider.model_patcher)
-    return AskedSampling(held, faked["x"], faked["mask"], faked["positive"], faked.get("negative"), cfg)
+    held, partly = weakref.ref(guider.model_patcher), any(name in one for one in every for name in RANGE)
+    return AskedSampling(held, faked["x"], faked["mask"], faked["positive"], faked.get("negative"), cfg, partly)
 
 
 def coding_question(vae: Any, x: Tensor, encodes: bool) -> AskedCoding:
@@ -95,5 +108,5 @@ def coding_question(vae: Any, x: Tensor, encodes: bool) -> AskedCoding:
 
 def _conditioning(conds: list[dict[str, Any]]) -> list[Any]:
     """From the form in which a guider holds it back to a node's."""
-    left_out = ("cross_attn", "model_conds", "uuid", "control", "gligen", "hooks")
+    left_out = ("cross_attn", "model_conds", "uuid")
     return [[one.get("cross_attn"), {key: value for key, value in one.items() if key not in left_out}] for one in conds]

@@ -12,9 +12,18 @@ from ...memory.accelerator import is_here
 from ...memory.prediction import Card
 from ...memory.speed import KernelCosts, TimedRun
 from ...memory.speed.kept import device_key, load_speed, save_run
+from ..core.wrapper_kinds import APPLY_MODEL, CALC_COND_BATCH, DIFFUSION_MODEL, PREDICT_NOISE
+from .wrappers import COMPILED, OURS
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
+
+AROUND_CALLS = (PREDICT_NOISE, CALC_COND_BATCH, APPLY_MODEL, DIFFUSION_MODEL)
+# A MODEL's options by which other nodes guide, or call its network, in their own way.
+GUIDING = (
+    "model_function_wrapper", "sampler_calc_cond_batch_function", "sampler_cfg_function", "sampler_pre_cfg_function",
+    "sampler_post_cfg_function",
+)  # fmt: skip
 
 
 def speed_path() -> Path:
@@ -38,6 +47,16 @@ def kind_of_sampling(model: ModelPatcher) -> str:
     """The same of a MODEL's step."""
     inner = model.model
     return kind_of("sampling", inner, getattr(inner, "manual_cast_dtype", None) or inner.get_dtype())
+
+
+def steps_as_predicted(model: ModelPatcher) -> bool:
+    """Whether a step of a MODEL is all that is predicted of one and no more, so that its time says how fast such models
+    are: others' wrappers may leave calls out, as those of the host's EasyCache do, and their guidance may add some."""
+    options = model.model_options
+    every = (model.wrappers, options.get("transformer_options", {}).get("wrappers", {}))
+    around = {str(key) for some in every for kind in AROUND_CALLS for key in some.get(kind, {})}
+    others = [key for key in around if key != COMPILED and not key.startswith(OURS)]
+    return not others and not any(options.get(name) for name in GUIDING)
 
 
 def note_run(card: Card, kind: str, work: KernelCosts, seconds: float) -> None:

@@ -27,7 +27,7 @@ PICTURES, TOGETHER = "headroom_pictures", "headroom_together"
 SAMPLER = 2  # among the arguments of the host's sampling; a training goes through it as well, with an optimizer
 COMPILED = "torch.compile"  # the host's key of its wrapper
 TRAINED = "headroom_training"  # ours of the one that lays checkpoints around blocks
-ATTACHMENTS = "headroom"  # prefix of what our nodes attach to a model
+OURS = "headroom"  # prefix of what our nodes attach to a model, and of the keys of their wrappers
 
 
 def measure_sampling(model: ModelPatcher) -> None:
@@ -48,7 +48,7 @@ def settings_of(model: ModelPatcher) -> list[str]:
     return [
         attachment.summary()
         for name, attachment in model.attachments.items()
-        if name.startswith(ATTACHMENTS) and hasattr(attachment, "summary")
+        if name.startswith(OURS) and hasattr(attachment, "summary")
     ]
 
 

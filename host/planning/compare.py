@@ -24,7 +24,7 @@ from ..core.device import describe_machine
 from ..core.given import check_latent
 from ..core.latents import is_nested
 from ..core.wrapper_kinds import OUTER_SAMPLE
-from ..measure.speeds import note_run
+from ..measure.speeds import note_run, steps_as_predicted
 from ..measure.wrappers import ROW, WRAPPER_KEY, wrap
 from ..prediction.stages import Question, own_card, sampling_stage
 from ..sampling.one_step import middle_sigma, relative_noise, sample_one_step
@@ -163,7 +163,7 @@ def _predicted(work: Work, model: ModelPatcher, latent: Tensor, seconds: float) 
     if stage.doubt:
         return None
     found = card.speed.seconds(stage.prediction.work, stage.kind)
-    if seconds:
+    if seconds and steps_as_predicted(model):
         note_run(card, stage.kind, stage.prediction.work, seconds)
     return found
 

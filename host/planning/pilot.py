@@ -13,7 +13,7 @@ from ..core.compat import is_out_of_memory, unload_with_clones
 from ..core.device import GB
 from ..core.latents import is_nested
 from ..core.wrapper_kinds import OUTER_SAMPLE
-from ..measure.speeds import note_run, speed_path
+from ..measure.speeds import note_run, speed_path, steps_as_predicted
 from ..measure.wrappers import WRAPPER_KEY, wrap
 from ..offload.block_offload import apply_offload
 from ..prediction.stages import Question, as_sampled, step_of
@@ -135,7 +135,7 @@ def run_pilot(question: Question, fit: Fit, plan: SamplingPlan) -> Pilot:
     # Buffers for copies may have been there before, or come while it ran.
     more = max(stage.least_weights, plan.staging or 0) if copies else 0
     expected = fit.card.speed.seconds(stage.prediction.work, stage.kind)
-    if not copies:
+    if not copies and steps_as_predicted(model):
         note_run(fit.card, stage.kind, stage.prediction.work, meter.seconds)
     found = stage.prediction.activations
     return Pilot(max(0, taken - more), taken + more, found, None if copies else meter.seconds, expected)

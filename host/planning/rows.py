@@ -9,7 +9,7 @@ from comfy import model_patcher
 from ...memory import Row
 from ...memory.prediction import Stage
 from ..measure.questions import AskedCoding, AskedSampling
-from ..measure.speeds import note_run
+from ..measure.speeds import note_run, steps_as_predicted
 from ..prediction.stages import Question, coding_stage, own_card, sampling_stage
 from ..prediction.vae import Coding
 
@@ -39,10 +39,12 @@ def _ask_of_sampling(row: Row, asked: AskedSampling) -> None:
     if stage is None or model is None or stage.doubt:
         return
     row.predicted = stage.prediction
-    if row.step_seconds is not None and not row.streams:  # copies come on top
-        card = own_card(model.load_device)
-        row.expected = card.speed.seconds(stage.prediction.work, stage.kind)
-        note_run(card, stage.kind, stage.prediction.work, row.step_seconds)
+    # Copies come on top, and the mean of steps that are not alike is of none of them.
+    if row.step_seconds is None or row.streams or asked.partly or not steps_as_predicted(model):
+        return
+    card = own_card(model.load_device)
+    row.expected = card.speed.seconds(stage.prediction.work, stage.kind)
+    note_run(card, stage.kind, stage.prediction.work, row.step_seconds)
 
 
 def _sampling(asked: AskedSampling) -> Stage | None:

@@ -1,8 +1,13 @@
 """The memory report on the host's own prompt graph."""
 
+from typing import Any
+
 import comfy.model_management as model_management
 import pytest
+import torch
+from comfy.samplers import CFGGuider, calc_cond_batch, sampler_object
 from comfy_execution.graph import DynamicPrompt
+from torch import Tensor
 
 from headroom.host.attention.backend import apply_attention
 from headroom.host.measure.runs import LOG
@@ -41,6 +46,25 @@ def test_a_model_names_its_settings() -> None:
     model = apply_attention(FAMILIES["flux"].load(), backend="sliced", blocks="double:0", slice_rows=64)
     report = memory_report("p", "11", DynamicPrompt(with_headroom()), model).text
     assert "model: asked for: sliced, 64 rows in blocks double:0" in report
+
+
+class ByTwoCalls(CFGGuider):
+    """As the host's guider of two models: the texts are not computed together."""
+
+    def predict_noise(self, x: Tensor, timestep: Tensor, model_options: Any = None, seed: Any = None) -> Tensor:
+        both = [[self.conds["positive"]], [self.conds["negative"]]]
+        one, other = (calc_cond_batch(self.inner_model, texts, x, timestep, model_options)[0] for texts in both)
+        return other + self.cfg * (one - other)
+
+
+@pytest.mark.parametrize("kind", [CFGGuider, ByTwoCalls])
+def test_a_guider_with_a_way_of_its_own_is_not_predicted_by_the_usual_one(kind: Any) -> None:
+    family = FAMILIES["flux"]
+    guider, latent = kind(apply_attention(family.load(), backend="auto")), family.latent()
+    guider.set_conds(family.conditioning(1), family.conditioning(2))
+    guider.set_cfg(2.0)
+    guider.sample(torch.zeros_like(latent), latent, sampler_object("euler"), torch.tensor([1.0, 0.0]), seed=1)
+    assert (LOG.rows("", "")[-1].question is None) == (kind is not CFGGuider)
 
 
 @pytest.mark.parametrize("name", ["flux", "sd15"])

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import nodes
 from headroom.host.attention.backend import apply_attention
 from headroom.host.following.calling import Nodes
 from headroom.host.following.inputs import Inputs
+from headroom.host.core.wrapper_kinds import DIFFUSION_MODEL
 from headroom.host.following.steps import CALLS
 from headroom.host.measure.runs import LOG
 from headroom.host.measure.speeds import kind_of_sampling, speed_path, with_speed
@@ -295,6 +297,51 @@ def test_what_a_step_took_is_kept_and_counts_from_then_on(monkeypatch: pytest.Mo
     assert row.expected is not None
     report = memory_report("", "1", DynamicPrompt({"1": node("HeadroomReport")}), None)
     assert report.text
+
+
+def leaves_calls_out(model: Any) -> Any:
+    """As the host's EasyCache: a wrapper that gives what the call before gave."""
+    model.add_wrapper_with_key(
+        DIFFUSION_MODEL, "easycache", lambda executor, *args, **kwargs: executor(*args, **kwargs)
+    )
+    return model
+
+
+def guides_by_itself(model: Any) -> Any:
+    """As the host's Skip Layer Guidance: one more call of the model after those of each step."""
+    model.set_model_sampler_post_cfg_function(lambda given: given["denoised"])
+    return model
+
+
+@pytest.mark.parametrize("change", [leaves_calls_out, guides_by_itself])
+def test_a_model_whose_steps_are_not_those_that_are_predicted_teaches_nothing(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Any], Any]
+) -> None:
+    monkeypatch.setattr(step_meter, "MOST_TIMED", 1)
+    family = FAMILIES["sd3"]
+    model = change(apply_attention(family.load(), backend="auto"))
+    sample(model, family, steps=2)
+    row = LOG.rows("", "")[-1]
+    row.step_seconds = 12.0
+    ask(row)
+    assert row.predicted is not None
+    assert row.expected is None
+    work = Work(model, {"samples": family.latent(64, 64)}, family.conditioning(1), family.conditioning(2), 3.0)
+    compare(work, Switches(dtypes=False, backends=False, slice_sizes=""))
+    assert own_card(CPU).speed.history.count(kind_of_sampling(model)) == 0
+
+
+def test_texts_that_count_in_a_part_of_the_steps_teach_nothing() -> None:
+    family = FAMILIES["sd3"]
+    model = apply_attention(family.load(), backend="auto")
+    texts = [[text, {**options, "end_percent": 0.5}] for text, options in family.conditioning(1)]
+    latent = {"samples": family.latent()}
+    nodes.KSampler().sample(model, 7, 2, 3.0, "euler", "normal", texts, family.conditioning(2), latent)
+    row = LOG.rows("", "")[-1]
+    row.step_seconds = 12.0
+    ask(row)
+    assert row.predicted is not None
+    assert own_card(CPU).speed.history.count(kind_of_sampling(model)) == 0
 
 
 def test_a_report_says_how_long_a_step_took_and_was_told_to_take() -> None:
