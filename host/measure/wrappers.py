@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +99,20 @@ def follow_when_loaded(
     prepared = executor(model, shape, conds, model_options=model_options, **kwargs)
     begin = ((model_options or {}).get("transformer_options") or {}).get(FOLLOWING)
     if begin is not None:
-        begin(conds)
+        begin([conds, *_held_beside(conds, prepared[2])])
     return prepared
+
+
+def _held_beside(conds: Mapping[str, Any], patchers: Iterable[Any]) -> Iterator[Any]:
+    """Tensors that the host and its nodes hold for a sampling beside the model and the texts: weights of the networks
+    that are loaded with it, and the hints of ControlNets."""
+    for patcher in patchers:
+        if isinstance(network := getattr(patcher, "model", None), nn.Module):
+            yield [*network.parameters(), *network.buffers()]
+    for control in (one.get("control") for conditioning in conds.values() for one in conditioning):
+        while control is not None:
+            yield list(getattr(control, "__dict__", {}).values())
+            control = getattr(control, "previous_controlnet", None)
 
 
 def _follow(following: Following, model: nn.Module, latents: Any, optimizer: Any, conds: Any) -> None:

@@ -12,6 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import nodes
+from headroom.host.attention.backend import apply_attention
+from headroom.host.measure.runs import LOG
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.planning.fit import apply_fit, find_fit
 from headroom.host.prediction.conditions import fake_conditions
@@ -107,6 +110,20 @@ def test_a_controlnet_counts(kind: str, cfg: float) -> None:
     networks = {id(one.control_model): one.control_model for one in controls(control)}
     held = sum(weight.nbytes for one in networks.values() for weight in (*one.parameters(), *one.buffers()))
     assert prediction.weights - plain.weights == held
+
+
+def test_a_sampling_with_a_controlnet_is_measured_without_its_weights_and_not_predicted() -> None:
+    """A row must keep no network, and without it a prediction would be of another step."""
+    family = FAMILIES["sd15"]
+    model = apply_attention(family.load(), backend="auto")
+    control = of_pixels(model).set_cond_hint(hint())
+    positive, negative = guided(family, 1, control), guided(family, 2, control)
+    latent = family.latent(64, 64)
+    nodes.KSampler().sample(model, 7, 1, 3.0, "euler", "normal", positive, negative, {"samples": latent})
+    row = LOG.rows("", "")[-1]
+    assert row.question is None
+    found = predict_step(Step(model, latent, positive, negative, 3.0), this_cpu())
+    assert row.live == pytest.approx(found.live, rel=0.02)
 
 
 def test_nothing_of_a_controlnet_is_changed() -> None:
