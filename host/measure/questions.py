@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ...memory.prediction import fake_mode, fake_tree
 from ..core.internals import find
@@ -109,4 +110,17 @@ def coding_question(vae: Any, x: Tensor, encodes: bool) -> AskedCoding:
 def _conditioning(conds: list[dict[str, Any]]) -> list[Any]:
     """From the form in which a guider holds it back to a node's."""
     left_out = ("cross_attn", "model_conds", "uuid")
-    return [[one.get("cross_attn"), {key: value for key, value in one.items() if key not in left_out}] for one in conds]
+    return [
+        [one.get("cross_attn"), tree_map(_without_data, {key: one[key] for key in one if key not in left_out})]
+        for one in conds
+    ]
+
+
+def _without_data(value: Any) -> Any:
+    """What nodes hand on tensors in, as what a CLIP_VISION saw of a picture, with none of their data."""
+    held = {} if isinstance(value, (Tensor, nn.Module)) else getattr(value, "__dict__", {})
+    if not any(isinstance(one, Tensor) for one in held.values()):
+        return value
+    stand_in = copy.copy(value)
+    stand_in.__dict__.update(fake_tree(dict(held)))
+    return stand_in

@@ -1,14 +1,18 @@
 """The memory report on the host's own prompt graph."""
 
+import gc
+import weakref
 from typing import Any
 
 import comfy.model_management as model_management
 import pytest
 import torch
+from comfy.clip_vision import Output
 from comfy.samplers import CFGGuider, calc_cond_batch, sampler_object
 from comfy_execution.graph import DynamicPrompt
 from torch import Tensor
 
+import nodes
 from headroom.host.attention.backend import apply_attention
 from headroom.host.measure.runs import LOG
 from headroom.host.planning.report import memory_report
@@ -65,6 +69,24 @@ def test_a_guider_with_a_way_of_its_own_is_not_predicted_by_the_usual_one(kind: 
     guider.set_cfg(2.0)
     guider.sample(torch.zeros_like(latent), latent, sampler_object("euler"), torch.tensor([1.0, 0.0]), seed=1)
     assert (LOG.rows("", "")[-1].question is None) == (kind is not CFGGuider)
+
+
+def test_a_row_keeps_no_data_of_what_it_may_be_asked_about() -> None:
+    """Nor of tensors that nodes hand on in objects of their own, as of a picture that a CLIP_VISION saw."""
+    family = FAMILIES["flux"]
+    model, seen = apply_attention(family.load(), backend="auto"), Output()
+    seen["image_embeds"], seen["last_hidden_state"] = torch.zeros(1, 8), torch.zeros(1, 3, 8)
+    texts = [[text, {**options, "clip_vision_output": seen}] for text, options in family.conditioning(1)]
+    latent = {"samples": family.latent()}
+    nodes.KSampler().sample(model, 7, 1, 1.0, "euler", "normal", texts, family.conditioning(2), latent)
+    row = LOG.rows("", "")[-1]
+    kept = weakref.ref(seen["last_hidden_state"])
+    assert row.question.positive[0][1]["clip_vision_output"]["last_hidden_state"].shape == (1, 3, 8)
+    del seen, texts
+    gc.collect()
+    assert kept() is None
+    ask(row)
+    assert row.predicted is not None
 
 
 @pytest.mark.parametrize("name", ["flux", "sd15"])
