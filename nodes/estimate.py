@@ -10,8 +10,9 @@ import torch
 from comfy_api.latest import io
 
 from ..host.core.compat import executing_node
+from ..host.core.device import ram_total
 from ..host.planning.decode_in_graph import decode_in_graph
-from ..host.prediction.stages import Question, chosen_card, estimate, ram_total
+from ..host.prediction.stages import Question, chosen_card, estimate
 from ..memory.prediction import GPU_CHOICES, Verdict
 from ..memory.render import advise, draw_forecast, forecast_bar, render_forecast
 from .card import cfg_input, gpu_input, limit_input, vram_input

@@ -1753,8 +1753,8 @@ WORKFLOWS = (
         f"host/test_workflow_files.py {ESTIMATE}",
         (
             "estimate: of equal stages the smallest counts",
-            "max(stage, other, key=lambda one: one.peak)",
-            "min(stage, other, key=lambda one: one.peak)",
+            "max(stage, other, key=lambda one: (one.peak, one.ram))",
+            "min(stage, other, key=lambda one: (one.peak, one.ram))",
         ),
         (
             "dry run: pictures that no machine holds are followed",

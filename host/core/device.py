@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import comfy.model_management as model_management
 import torch
 
-from ...memory.accelerator import device_name
-from ...memory.prediction.card import describe_device
+from ...memory.accelerator import device_name, is_here
+from ...memory.prediction.card import Card, describe_device
 
 GB = 2**30
+CPU = torch.device("cpu")
 
 
 def memory_budget(device: torch.device, limit_gb: float = 0.0) -> int:
@@ -21,6 +24,17 @@ def memory_budget(device: torch.device, limit_gb: float = 0.0) -> int:
         return int(limit_gb * GB)
     total = model_management.get_total_memory(device)
     return int(total - model_management.extra_reserved_memory())
+
+
+def ram_total(ram_gb: float) -> int:
+    """Bytes of the machine's memory, or those that are asked about."""
+    return int(ram_gb * GB) if ram_gb else memory_budget(CPU)
+
+
+def runs_on_the_cpu(patcher: Any, card: Card) -> bool:
+    """Whether what a patcher loads runs on the CPU beside a card of this machine: its loader, or how the host was
+    started, says so. Where there is no such card all that is loaded is on the CPU, which says nothing."""
+    return card.has_own_memory and is_here(card.device) and bool(patcher.load_device == CPU)
 
 
 def describe_machine(device: torch.device) -> str:

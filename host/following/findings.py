@@ -63,7 +63,7 @@ class Findings:
         for number, other in enumerate(self.stages):
             same = (other.work, other.model, other.method) == (stage.work, stage.model, stage.method)
             if same and (stage.work != "sampling" or stage.prediction == other.prediction):
-                larger = max(stage, other, key=lambda one: one.peak)
+                larger = max(stage, other, key=lambda one: (one.peak, one.ram))
                 known = bool(stage.times and other.times)
                 self.stages[number] = replace(larger, times=(stage.times + other.times) * known)
                 return

@@ -30,7 +30,7 @@ from ..casting.bound import bound_to_original
 from ..casting.cast import ATTACHMENT as CAST
 from ..casting.cast import CastSettings, cast_model
 from ..casting.quantised import why_not
-from ..core.device import GB
+from ..core.device import GB, ram_total
 from ..measure.calibrated import workspaces_for
 from ..measure.wrappers import measure_sampling
 from ..offload.block_offload import apply_offload
@@ -45,7 +45,6 @@ from ..prediction.stages import (
     coding_stage,
     decode_of,
     notes_of,
-    ram_total,
     sampling_stage,
     step_of,
 )

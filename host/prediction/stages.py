@@ -16,7 +16,7 @@ from ...memory.accelerator import device_name, is_here
 from ...memory.on_disk import free_in
 from ...memory.prediction import THIS_MACHINE, CannotPredict, Card, Forecast, Prediction, Stage, named_card
 from ..core.compat import has_own_kernels
-from ..core.device import GB, memory_budget
+from ..core.device import CPU, GB, runs_on_the_cpu
 from ..core.given import check_latent, check_latent_of
 from ..core.latents import first_part, is_nested, packed_shape, shapes_in_model
 from ..measure.calibrated import workspaces_for
@@ -222,6 +222,8 @@ def step_of(question: Question) -> Step:
 
 def text_stage(clip: Any, card: Card) -> Stage:
     """The text encoder, with a prompt of usual length."""
+    if runs_on_the_cpu(clip.patcher, card):
+        return text_stage(clip, own_card(CPU)).on_the_cpu()
     weights = int(clip.patcher.model_size())
     stage = Stage(
         "text", Prediction(weights, 0), weights, least_weights(clip.patcher, 0), model=id(clip.cond_stage_model),
@@ -245,6 +247,8 @@ def coding_stage(coding: Coding, card: Card, allowed: int = 0) -> Stage:
         allowed: bytes that may be used; 0: all of the card. A low-memory VAE without a budget of its own takes what
             the card has: where that is more, it is predicted as it is done with these.
     """
+    if runs_on_the_cpu(coding.vae.patcher, card):
+        return coding_stage(coding, own_card(CPU)).on_the_cpu()
     stage = _coding_stage(coding, card)
     if not allowed or stage.peak <= allowed or stage.doubt:
         return stage
@@ -290,8 +294,3 @@ def disk_free(card: Card) -> int:
         return 0
     folders = folder_paths.get_output_directory(), folder_paths.get_temp_directory()
     return max(1, min(free_in(Path(folder)) for folder in folders))
-
-
-def ram_total(ram_gb: float) -> int:
-    """Bytes of the machine's memory, or those that are asked about."""
-    return int(ram_gb * GB) if ram_gb else memory_budget(torch.device("cpu"))

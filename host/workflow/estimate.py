@@ -19,9 +19,9 @@ from ...memory.prediction import Card, Forecast, forecast_numbers
 from ...memory.render import render_forecast
 from ...memory.units import format_bytes
 from ..catalogue.entries import PublicFile
-from ..core.device import GB
+from ..core.device import GB, ram_total
 from ..core.nodes import display_names, node_classes
-from ..prediction.stages import chosen_card, ram_total
+from ..prediction.stages import chosen_card
 from .dry_run import DryRun
 from .isolation import beside_the_prompt
 from .running import ends_of, lines_on_the_rest, part_that_runs

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from .card import Card
@@ -43,6 +43,7 @@ class Stage:
         frames: bytes of the decoded pictures that it leaves in RAM.
         disk: bytes of disk that it takes at most: a file that it writes, pictures or maps that lie there.
         up_to: bytes that it takes where the card has them, if that is more than it is predicted with; 0: no more.
+        ram: bytes of RAM that it takes on the machine's CPU, if it runs there beside a card, of which it takes none.
     """
 
     work: str
@@ -61,6 +62,12 @@ class Stage:
     frames: int = 0
     disk: int = 0
     up_to: int = 0
+    ram: int = 0
+
+    def on_the_cpu(self) -> Stage:
+        """What the card sees of a stage that is predicted for the machine's CPU and runs there: nothing."""
+        nothing = Prediction(0, 0)
+        return replace(self, prediction=nothing, weights=0, least_weights=0, budget=None, frames=0, ram=self.peak)
 
     @property
     def activations(self) -> int:
@@ -128,8 +135,9 @@ class Forecast:
 
     @property
     def ram_needed(self) -> int:
-        """Bytes: the weights of all models, and the activations too on a device without memory of its own, as a CPU."""
-        weights = sum(stage.weights for stage in self._models())
+        """Bytes: the weights of all models, and the activations too where they are on a device without memory of its
+        own, as a CPU."""
+        weights = sum(stage.weights + stage.ram for stage in self._models())
         return weights if self.card.has_own_memory else weights + self.activations
 
     @property

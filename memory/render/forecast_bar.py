@@ -7,8 +7,9 @@ from .memory_bar import STREAMED, Load, MemoryBar
 
 
 def forecast_bar(forecast: Forecast) -> MemoryBar:
-    """Each stage with the weights that stay, as many as are allowed."""
-    return MemoryBar(forecast.card.total, forecast.allowed, tuple(_load(forecast, stage) for stage in forecast.stages))
+    """Each stage on the card with the weights that stay, as many as are allowed."""
+    loads = (_load(forecast, stage) for stage in forecast.stages if not stage.ram)
+    return MemoryBar(forecast.card.total, forecast.allowed, tuple(loads))
 
 
 def _load(forecast: Forecast, stage: Stage) -> Load:

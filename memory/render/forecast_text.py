@@ -48,6 +48,9 @@ def _disk_line(forecast: Forecast) -> Iterator[str]:
 
 def _stage_lines(forecast: Forecast, stage: Stage) -> Iterator[str]:
     method = f" ({stage.method})" if stage.method else ""
+    if stage.ram:
+        yield f"{stage.work}{method}: on the CPU, {format_bytes(stage.ram)} of RAM and nothing of the card"
+        return
     low, high = stage.spread(forecast.card)
     yield (
         f"{stage.work}{method}: {format_bytes(stage.resident)} of weights + {format_bytes(stage.activations)}"

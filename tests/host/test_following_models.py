@@ -102,6 +102,21 @@ def by_blocks(length: int, frames: int = 1) -> dict[str, Any]:
 
 
 @since_it_was_made
+def test_a_text_encoder_that_is_put_on_the_cpu_takes_nothing_of_the_card() -> None:
+    runs = []
+    for device in ("default", "cpu"):
+        workflow = by_blocks(21)
+        workflow["3"]["inputs"]["device"] = device
+        runs.append(followed(workflow).forecast(0))
+    (text, sampling), (beside, _) = (run.stages for run in runs)
+    assert not text.ram
+    assert beside.peak == 0
+    assert beside.ram > text.weights // 2
+    assert runs[1].peak == sampling.peak < runs[0].peak
+    assert runs[1].ram_needed == sampling.weights + beside.ram
+
+
+@since_it_was_made
 class TestBlockByBlock:
     def test_keys_and_values_of_all_blocks_are_kept(self) -> None:
         short, long = (followed(by_blocks(length)) for length in (21, 81))

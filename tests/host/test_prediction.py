@@ -26,6 +26,7 @@ import nodes
 from headroom.benchmarks._harness import peak_bytes
 from headroom.host.attention.backend import apply_attention
 from headroom.host.casting.cast import CastSettings, cast_model
+from headroom.host.core import device
 from headroom.host.core.internals import find
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.prediction.encoders import PROMPT, predict_encoding, predict_text, predict_vision
@@ -47,7 +48,8 @@ from headroom.memory.prediction import (
     fake_tree,
     named_card,
 )
-from headroom.memory.render import render_forecast
+from headroom.memory.render import forecast_bar, render_forecast
+from headroom.memory.units import format_bytes
 from headroom.nodes.estimate import HeadroomEstimate
 
 from ..nightly import grid, some_of
@@ -413,6 +415,27 @@ def small_pixels(name: str) -> Tensor:
 
 def load(patcher: Any) -> None:
     comfy.model_management.load_models_gpu([patcher], memory_required=0, force_full_load=True)
+
+
+def test_what_runs_on_the_cpu_takes_nothing_of_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where this machine has the card, a text encoder or a VAE on its CPU is there since somebody wants it so."""
+    family, vae = FAMILIES["sd15"], load_vae("sd")
+    (clip,) = nodes.CLIPLoader().load_clip("tiny_clip_l.safetensors", device="cpu")
+    question = Question(family.load(), {"samples": family.latent(512, 512)}, vae, clip)
+    card = named_card("sm86", 8.0)
+    elsewhere = estimate(question, card).forecast
+    monkeypatch.setattr(device, "is_here", lambda one: True)
+    forecast = estimate(question, card).forecast
+    text, sampling, decode = forecast.stages
+    assert [stage.peak for stage in (text, decode)] == [forecast.streamed(text), forecast.streamed(decode)] == [0, 0]
+    assert text.ram > clip.patcher.model_size()
+    assert decode.ram > vae.patcher.model_size() + 3 * 4 * 512 * 512
+    assert forecast.peak == sampling.peak < elsewhere.peak
+    assert forecast.ram_needed == sampling.weights + text.ram + decode.ram
+    assert not forecast.timed
+    report = render_forecast(forecast)
+    assert f"\ntext: on the CPU, {format_bytes(text.ram)} of RAM and nothing of the card\n" in report
+    assert [load.name for load in forecast_bar(forecast).loads] == ["sampling"]
 
 
 def test_a_text_encoder() -> None:

@@ -23,8 +23,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from headroom.cli.fit import answer as fit_answer
 from headroom.cli.fit import parser as fit_parser
+from headroom.host.core.device import ram_total
 from headroom.host.prediction.host_answers import answering, card_answers, replaced
-from headroom.host.prediction.stages import chosen_card, ram_total
+from headroom.host.prediction.stages import chosen_card
 from headroom.host.workflow.dry_run import DryRun
 from headroom.host.workflow.estimate import Terms, estimate_beside, estimate_workflow
 from headroom.host.workflow.isolation import beside_the_prompt, by_formula

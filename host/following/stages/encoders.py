@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ....memory.prediction import Prediction, Stage
+from ....memory.prediction import Card, Prediction, Stage
+from ...core.device import CPU
 from ...core.internals import find
 from ...measure.calibrated import workspaces_for
 from ...measure.speeds import kind_of
@@ -42,7 +43,7 @@ def encode_text(found: Findings, kind: str, inputs: Inputs, times: float = 1.0) 
         prediction, results = predict_encoding(
             clip, found.card, lambda one: outputs(kind, encode(clip=one)), found.mode, spaces, given
         )
-    found.add(replace(encoder_stage("text", prediction, clip.patcher, clip.cond_stage_model), times=times))
+    found.add(replace(encoder_stage("text", prediction, found.card, clip.patcher, clip.cond_stage_model), times=times))
     found.notes += [SAME_EXPERTS] if has_experts(clip.cond_stage_model) else []
     return results
 
@@ -71,7 +72,7 @@ def write_text(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     spaces, given = workspaces_for(found.card), list(inputs.values())
     with answering({}), _without_its_bar(), _listening():
         prediction, _ = predict_encoding(clip, found.card, run, found.mode, spaces, given)
-    found.add(encoder_stage("text", prediction, clip.patcher, clip.cond_stage_model, method="written"))
+    found.add(encoder_stage("text", prediction, found.card, clip.patcher, clip.cond_stage_model, method="written"))
     found.notes.append(f"what {kind} writes is taken to be of usual length")
     return (PROMPT,)
 
@@ -128,15 +129,17 @@ def encode_vision(found: Findings, kind: str, inputs: Inputs) -> Outputs:
         workspaces_for(found.card),
         [image],
     )
-    found.add(encoder_stage("vision", prediction, vision.patcher, vision.model))
+    found.add(encoder_stage("vision", prediction, found.card, vision.patcher, vision.model))
     return results
 
 
-def encoder_stage(work: str, prediction: Prediction, patcher: Any, network: Any, method: str = "") -> Stage:
-    """A stage of one of the host's networks, which its patcher loads."""
+def encoder_stage(work: str, prediction: Prediction, card: Card, patcher: Any, network: Any, method: str = "") -> Stage:
+    """A stage of one of the host's networks, which its patcher loads: to the card, or to the CPU beside it."""
     weights, least = int(patcher.model_size()), least_weights(patcher, 0)
     kind = kind_of(work, network, getattr(patcher, "model_dtype", str)())
     # How much of it is written is not known, so that nobody can say how long it takes.
-    return Stage(
+    stage = Stage(
         work, prediction, weights, least, method=method, model=id(network), kind=kind, times=0.0 if method else 1.0
     )
+    # What was loaded for this card is on the CPU where its loader was told so, also where this machine has no card.
+    return stage.on_the_cpu() if card.has_own_memory and patcher.load_device == CPU else stage

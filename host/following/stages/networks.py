@@ -105,7 +105,7 @@ def run_network(runs: Runs, found: Findings, kind: str, inputs: Inputs) -> Outpu
         kept = runs.keeps(inputs, results) * (len(inputs[runs.one_by_one]) - len(few[runs.one_by_one]))
         prediction = replace(prediction, activations=prediction.activations + kept, live=prediction.live + kept)
     if patcher is not None:
-        found.add(encoder_stage(runs.work, prediction, patcher, held.network))
+        found.add(encoder_stage(runs.work, prediction, found.card, patcher, held.network))
     elif prediction.weights:  # else the host runs it beside the card, of which it takes nothing
         found.add(Stage(runs.work, prediction, prediction.weights, prediction.weights, model=id(held.network)))
     if assumptions:
