@@ -81,7 +81,10 @@ class Card:
         """How fast it is: as measured, or as documented."""
         if self.measured is not None:
             return self.measured
-        return documented(self.name, self.total, self.capability, self.threads if self.device.type == "cpu" else 0)
+        # ROCm counts generations otherwise than NVIDIA, and torch tells them by the same name.
+        is_nvidia = torch.version.hip is None or self.name in CAPABILITIES
+        threads = self.threads if self.device.type == "cpu" else 0
+        return documented(self.name, self.total, self.capability if is_nvidia else None, threads)
 
     def with_copies(self, computing: float, copying: float, prefetched: bool) -> float:
         """Seconds of work whose weights come over the link.

@@ -209,6 +209,15 @@ def test_of_another_makers_card_it_is_said_that_its_figures_are_not_known() -> N
     assert documented("Radeon RX 7900 XTX", 24 * GB, None).source.endswith(NOT_KNOWN)
 
 
+def test_generations_of_rocms_cards_are_not_nvidias(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An RX 6800 XT is of generation 10.3 there, and an H100 of 9.0."""
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    card = Card("AMD Radeon RX 6800 XT", torch.device("cuda"), 16 * GB, (10, 3))
+    assert card.speed == documented(card.name, card.total, None)
+    assert card.speed.rate(PRODUCT, torch.float16) < named_card("sm90", 80.0).speed.rate(PRODUCT, torch.float16) / 5
+    assert named_card("sm90", 80.0).speed.source == "the documented figures of the H100"
+
+
 def test_a_cpu_has_as_many_cores_as_threads() -> None:
     one, four = (documented("CPU", 8 * GB, None, threads) for threads in (1, 4))
     assert four.rate(PRODUCT, torch.float32) == 4 * one.rate(PRODUCT, torch.float32)
