@@ -25,6 +25,7 @@ def row_numbers(node: str, row: Row) -> dict[str, Any]:
         "expected_step_seconds": row.expected,
         "measured": _peak_numbers(row.peak),
         "live_bytes": row.live,
+        "paged_bytes": row.paged,
         "predicted": _predicted_numbers(row.predicted),
         "attention": _attention_numbers(row.attention),
         "lines": list(row.lines),

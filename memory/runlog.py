@@ -65,6 +65,8 @@ class Row:
         outcome: "running", "done", "interrupted" or "failed".
         meter: of :attr:`peak`, while the work runs.
         streams: whether some weights are copied to the device when they are due; :attr:`live` counts those copies.
+        paged: bytes of weights on the device that its allocator does not count, so that neither :attr:`peak` nor
+            :attr:`live` has them; None where it counts all.
         steps: calls of the model by a sampler.
         step_seconds: of each but the first; None where there was none, or where following tensors took time.
         expected: seconds of each by the prediction, once somebody has asked.
@@ -83,6 +85,7 @@ class Row:
     predicted: Prediction | None = None
     meter: PeakMeter | None = field(default=None, repr=False, compare=False)
     streams: bool = False
+    paged: int | None = None
     steps: int = 0
     step_seconds: float | None = None
     expected: float | None = None

@@ -106,8 +106,8 @@ function behind(node, found = new Set()) {
  * What a row's work took: by a card's own count, as the plan above has it; else the process's, in which Python and every
  * other model are too, and what was beyond the weights.
  */
-function sizesOf({ measured: { highest, source }, live_bytes: live, predicted }) {
-  const peak = bytes(highest);
+function sizesOf({ measured: { highest, source }, live_bytes: live, paged_bytes: paged, predicted }) {
+  const peak = bytes(highest + (paged ?? 0));
   if (source.startsWith("allocated")) return say("peak", `peak ${peak}`, { peak });
   const whole = say("peak_of_process", `peak ${peak} of ComfyUI in all`, { peak });
   if (!live || !predicted || predicted.bound) return whole;

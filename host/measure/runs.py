@@ -79,7 +79,17 @@ class Following:
             self._row.live = self._tracker.live_peak
         elif self._allocated is not None:
             self._row.live = self._allocated.peak
-            self._row.streams = any(one.device.type != self._device.type for one in self._weights.parameters())
+            self._row.paged = _in_pages(self._weights, self._device)
+            away = any(one.device.type != self._device.type for one in self._weights.parameters())
+            self._row.streams = away and self._row.paged is None
+
+
+def _in_pages(weights: nn.Module, device: torch.device) -> int | None:
+    """Bytes of a model that dynamic VRAM has on a device, in memory of its own; None of what the host loads otherwise.
+    Such a model's parameters stay in RAM, wherever it computes."""
+    # Host: a module has its memory by device, which tells how much of it is there.
+    memory = (getattr(weights, "dynamic_vbars", None) or {}).get(device)
+    return None if memory is None else int(memory.loaded_size())
 
 
 @contextmanager

@@ -40,7 +40,8 @@ def _ask_of_sampling(row: Row, asked: AskedSampling) -> None:
         return
     row.predicted = stage.prediction
     # Copies come on top, and the mean of steps that are not alike is of none of them.
-    if row.step_seconds is None or row.streams or asked.partly or not steps_as_predicted(model):
+    copies = row.streams or row.paged is not None
+    if row.step_seconds is None or copies or asked.partly or not steps_as_predicted(model):
         return
     card = own_card(model.load_device)
     row.expected = card.speed.seconds(stage.prediction.work, stage.kind)

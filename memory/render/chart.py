@@ -50,7 +50,12 @@ def draw_report(nodes: Sequence[NodeReport], machine: str) -> Image.Image:
 def _bars(node: NodeReport) -> list[_Bar]:
     suffix = " (cached, earlier run)" if node.cached else ""
     return [
-        _Bar(f"#{node.node} {node.title} · {row.work}{suffix}", row.peak.before, row.peak.highest, row.seconds)
+        _Bar(
+            f"#{node.node} {node.title} · {row.work}{suffix}",
+            row.peak.before + (row.paged or 0),
+            row.peak.highest + (row.paged or 0),
+            row.seconds,
+        )
         for row in node.rows
         if row.peak is not None and row.seconds is not None
     ]

@@ -69,7 +69,10 @@ def measured_bar(nodes: Sequence[NodeReport], total: int, limit: float = USUAL_L
         limit: share of it that may be used.
     """
     loads = (
-        Load(f"#{node.node} {row.work}", {"before": row.peak.highest - row.peak.growth, "growth": row.peak.growth})
+        Load(
+            f"#{node.node} {row.work}",
+            {"before": row.peak.highest - row.peak.growth + (row.paged or 0), "growth": row.peak.growth},
+        )
         for node in nodes
         for row in node.rows
         if row.peak is not None

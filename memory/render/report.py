@@ -56,6 +56,9 @@ def _node_lines(node: NodeReport) -> list[str]:
     lines = [f"#{node.node} {node.title}{cached}"]
     for row in node.rows:
         lines.append("  " + _headline(row))
+        if row.paged is not None:
+            kept = format_bytes(row.paged)
+            lines.append(f"    beside that peak dynamic VRAM kept {kept} of its weights on the device")
         lines += [f"    {line}" for line in _work_lines(row)]
         if row.peak is not None and row.peak.history:
             lines.append(f"    allocator: {row.peak.history}")

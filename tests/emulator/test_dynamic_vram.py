@@ -37,3 +37,11 @@ def test_a_training_over_a_lora() -> None:
 def test_block_offload() -> None:
     """A budget bounds what dynamic VRAM keeps on the card, for the model that has it and while it has it."""
     passes("test_a_budget_is_kept")
+
+
+@pytest.mark.skipif(
+    ENVIRONMENT.version.startswith("0.18."), reason="its comfy-aimdo, the newest, does not begin on the emulated card"
+)
+def test_what_a_report_tells() -> None:
+    """The weights in pages are told beside what the card's allocator counts."""
+    passes("test_pages_are_told")

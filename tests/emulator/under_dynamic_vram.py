@@ -21,8 +21,11 @@ from comfy.cli_args import args as host_arguments
 from torch import Tensor
 
 from headroom.attention import parse_blocks
+from headroom.host.attention.backend import apply_attention
+from headroom.host.measure.runs import LOG
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.offload.watermark import PAGE_BYTES
+from headroom.host.planning.rows import ask
 from headroom.host.training.checkpointed import apply_checkpoints
 from headroom.host.training.plan import EVERY_BLOCK, TrainingPlan
 
@@ -118,6 +121,20 @@ def keep_to_budgets() -> None:
     assert plenty.loaded_size() == whole
 
 
+def tell_pages() -> None:
+    """What is measured of a sampling is its own, and the weights that lie in pages are told beside it."""
+    case = Case("flux", 8)
+    model = with_weights(drawn, case.family, 0.02, case.depth, dtype=torch.float32)
+    model = apply_attention(model, backend="auto")
+    sampled(case, model, 3)
+    (row,) = LOG.rows("", "")
+    ask(row)
+    assert row.paged == model.loaded_size() - model.model.model_loaded_weight_memory > 3 * PAGE_BYTES
+    assert row.peak.highest < PAGE_BYTES
+    assert not row.streams
+    assert row.expected is None
+
+
 def test_a_lora_that_was_loaded_before_counts(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_arguments, "fp32_unet", True)
     alone(card, compare)
@@ -125,3 +142,7 @@ def test_a_lora_that_was_loaded_before_counts(card: Card, monkeypatch: pytest.Mo
 
 def test_a_budget_is_kept(card: Card) -> None:
     alone(card, keep_to_budgets)
+
+
+def test_pages_are_told(card: Card) -> None:
+    alone(card, tell_pages)

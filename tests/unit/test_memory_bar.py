@@ -62,6 +62,13 @@ def test_measured_work_is_what_was_there_and_what_came() -> None:
     assert found.peak == 3 * GB
 
 
+def test_weights_that_dynamic_vram_keeps_are_on_the_device_too() -> None:
+    row = Row("sampling", 1.0, Peak(GB, 3 * GB, "allocated"), paged=4 * GB)
+    found = measured_bar([NodeReport("5", "KSampler", [row])], 8 * GB)
+    assert sizes(found.loads[0].parts) == {"before": 5, "growth": 2}
+    assert found.peak == 7 * GB
+
+
 def test_nothing_measured_is_an_empty_bar() -> None:
     found = measured_bar([], 8 * GB)
     assert (found.peak, found.loads) == (0, ())

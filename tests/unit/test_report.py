@@ -147,6 +147,14 @@ class TestWork:
         assert self.line(self.row("allocated on a card", predicted=planned)).endswith("planned 130 MB, 30.0% more")
 
 
+def test_weights_that_dynamic_vram_keeps_are_told_beside_the_peak() -> None:
+    peak = Peak(0, 3 * 2**20, "allocated on a card")
+    row = Row("sampling", 1.0, peak, outcome="done", live=2**20, paged=4 * 2**30)
+    text = render_report([NodeReport("5", "KSampler", [row])], "")
+    assert "beside that peak dynamic VRAM kept 4.00 GB of its weights on the device" in text
+    assert "copies" not in text
+
+
 def test_the_history_of_the_allocator() -> None:
     before = {"num_alloc_retries": 1, "num_ooms": 0}
     after = before | {"reserved_bytes.all.peak": 900 * 2**20, "allocated_bytes.all.peak": 700 * 2**20}
