@@ -88,7 +88,14 @@ def measure_speed() -> Iterable[str]:
     kept = importlib.import_module("headroom.memory.speed.kept")
     path = importlib.import_module("headroom.host.measure.speeds").speed_path()
     device = importlib.import_module("comfy.model_management").get_torch_device()
-    speed, key = measuring.measure(device), kept.device_key(device)
+    key = kept.device_key(device)
+    try:
+        speed = measuring.measure(device)
+    except RuntimeError as error:  # no room, most of all
+        said = str(error).strip().partition("\n")[0]
+        raise NothingToMeasure(
+            f"{key} could not be measured: {said}; close what uses it, such as a ComfyUI that runs, and try again"
+        ) from error
     kept.save_figures(path, key, speed)
     yield key
     for (kind, dtype), rate in speed.rates.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -41,8 +40,12 @@ def _measured(device: torch.device) -> Speed:
     rates = {}
     for dtype in DTYPES:
         for kind, (flops, work) in _operators(device, dtype, card):
-            with contextlib.suppress(RuntimeError, NotImplementedError):  # dtypes that a device does not have
+            try:
                 rates[kind, dtype] = flops / _seconds(device, work)
+            except torch.OutOfMemoryError:  # others' use of the device is no property of it
+                raise
+            except RuntimeError:  # dtypes that a device does not have
+                continue
     small = torch.empty(SMALL // 4, device=device)
     tiny = torch.zeros(1, 8, device=device)
     layer = torch.nn.Linear(8, 8).to(device)  # with what Python takes for a layer

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import nodes
-from headroom.cli.calibrate import convolutions_of, table
+from headroom.cli.calibrate import NothingToMeasure, convolutions_of, measure_speed, table
 from headroom.host.measure.calibrated import (
     calibration_path,
     collecting,
@@ -27,6 +27,7 @@ from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory.prediction import DOCUMENTED, Calibration, Card, ConvolutionCall, Workspaces, named_card
 from headroom.memory.prediction.calibration import Key, save
+from headroom.memory.speed import measuring
 
 from .conftest import ENVIRONMENT
 from .families import load_vae
@@ -147,6 +148,17 @@ def test_convolutions_of_a_workflow(extra_nodes: None) -> None:
     assert lines[1].split()[0] == "5.0"
     assert lines[-2].startswith("no time for 1 ")
     assert lines[-1] == "not run: y: no room"
+
+
+def test_a_card_that_is_full_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is a speed that could not be measured kept as if the card had none."""
+
+    def no_room(device: torch.device, work: object) -> float:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.\nSee the documentation")
+
+    monkeypatch.setattr(measuring, "_seconds", no_room)
+    with pytest.raises(NothingToMeasure, match=r"64\.00 MiB\.; close what uses it, such as a ComfyUI"):
+        list(measure_speed())
 
 
 def test_a_machine_without_a_card_is_told_in_a_sentence(tmp_path: Path) -> None:
