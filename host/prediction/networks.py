@@ -61,16 +61,21 @@ def model_without_data(base: Any, mode: FakeTensorMode, device: torch.device) ->
 # --------------------------------------------------------------------------------------------------- beside a model
 
 
-def controls_of(*conditionings: Sequence[Any]) -> Iterator[Any]:
-    """The host's own ControlNets of some CONDITIONING, each once, those before others too."""
+def every_control(*conditionings: Sequence[Any]) -> Iterator[Any]:
+    """The ControlNets of some CONDITIONING, each once, those before others too."""
     seen: set[int] = set()
     for _, options in (pair for conditioning in conditionings for pair in conditioning):
         control = options.get(CONTROL)
         while control is not None:
-            if is_followed(control) and id(control) not in seen:
+            if id(control) not in seen:
                 seen.add(id(control))
                 yield control
             control = getattr(control, "previous_controlnet", None)
+
+
+def controls_of(*conditionings: Sequence[Any]) -> Iterator[Any]:
+    """Those of them that are the host's own."""
+    return filter(is_followed, every_control(*conditionings))
 
 
 def is_followed(control: Any) -> bool:

@@ -28,7 +28,7 @@ from ..vae.fallback import BudgetTooSmall
 from .encoders import predict_text
 from .host_answers import SAME_EXPERTS, has_experts
 from .kept import coding_key, kept, step_key, text_key
-from .networks import CONTROL, hints_encoded, is_followed, shape_of_pixels
+from .networks import every_control, hints_encoded, is_followed, shape_of_pixels
 from .step import Step, predict_step
 from .streamed import kept_to, predict_from_file, predict_to_file, taken_elsewhere
 from .vae import Coding, CodingPrediction, predict_coding
@@ -203,8 +203,7 @@ def notes_of(question: Question) -> tuple[str, ...]:
     assumed = (SAME_EXPERTS,) if has_experts(question.model.model) else ()
     if question.positive is None:
         return ("positive is not connected: a prompt of usual length is assumed", *assumed)
-    controls = (options.get(CONTROL) for _, options in question.positive)
-    if any(control is not None and not is_followed(control) for control in controls):
+    if not all(map(is_followed, every_control(question.positive, question.negative or ()))):
         return ("a ControlNet of another pack is not counted", *assumed)
     return assumed
 

@@ -202,6 +202,17 @@ def test_one_of_another_pack_is_told_and_left_out() -> None:
     assert "control" not in fake_conditions(positive)[0]
 
 
+def test_one_of_another_pack_is_told_wherever_it_stands() -> None:
+    """Before one of the host's, and in the negative alone."""
+    family = FAMILIES["sd15"]
+    model, plain = family.load(), family.conditioning(1)
+    control = of_pixels(model).set_cond_hint(hint())
+    control.previous_controlnet = OfAnotherPack()
+    for texts in ((guided(family, 1, control), plain), (plain, guided(family, 2, OfAnotherPack()))):
+        question = Question(model, {"samples": family.latent(*SHAPE)}, positive=texts[0], negative=texts[1])
+        assert notes_of(question) == ("a ControlNet of another pack is not counted",)
+
+
 # ----------------------------------------------------------------------------------- patches with a network
 
 
