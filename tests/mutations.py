@@ -949,8 +949,8 @@ OVERRIDES = (
         ("min_tokens ignored", "if tokens < self.min_tokens:", "if tokens < 0:"),
         (
             "step range ignored",
-            "and not self._in_range(options.get(SIGMA)):",
-            "and not self.sigma_range:",
+            "and not self._in_range(options):",
+            "and not self.steps:",
         ),
         (
             "block selection ignored",

@@ -7,7 +7,7 @@ run's own object, and is put back at the start of a sampling if a later node has
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
 
 # Our entries in the host's transformer_options.
-SIGMA, COUNTS = "headroom_sigma", "headroom_attention_counts"
+SIGMA, SIGMA_RANGES, COUNTS = "headroom_sigma", "headroom_sigma_ranges", "headroom_attention_counts"
 WRAPPER_KEY = "headroom_attention"
 REPLAYED = (
     "this ComfyUI may replay recorded steps without asking again: start_percent and end_percent cannot be kept, the"
@@ -38,6 +38,7 @@ YIELDED = (
 
 log = logging.getLogger(__name__)
 Self = TypeVar("Self", bound="Override")
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,14 @@ class Selection:
 
     Attributes:
         blocks: of the model.
-        sigma_range: (largest, smallest) noise level; None for all of them.
+        steps: (start, end) part of sampling, from 0 to 1; None for all of it. The model that samples says which noise
+            levels these are: a node behind ours may change its schedule.
         min_tokens: calls with fewer query tokens are left alone.
         ends: the model's first and last block, where its structure tells.
     """
 
     blocks: BlockSelection
-    sigma_range: tuple[float, float] | None = None
+    steps: Range | None = None
     min_tokens: int = 0
     ends: tuple[BlockPlace, BlockPlace] | None = None
 
@@ -60,9 +62,9 @@ class Selection:
         """Why a call is not taken; None if it is."""
         if not self.blocks.holds(place, self._ends_at(options)):
             return "block not selected"
-        if self.sigma_range is not None and replays_steps():
+        if self.steps is not None and replays_steps():
             return "step ranges cannot be kept"
-        if self.sigma_range is not None and not self._in_range(options.get(SIGMA)):
+        if self.steps is not None and not self._in_range(options):
             return "outside the step range"
         if tokens < self.min_tokens:
             return f"fewer than {self.min_tokens} tokens"
@@ -75,9 +77,9 @@ class Selection:
             return self.ends
         return BlockPlace(kind, 0), BlockPlace(kind, total - 1)
 
-    def _in_range(self, sigma: float | None) -> bool:
-        largest, smallest = self.sigma_range or (0.0, 0.0)
-        return sigma is not None and smallest <= sigma <= largest
+    def _in_range(self, options: dict[str, Any]) -> bool:
+        sigma, levels = options.get(SIGMA), options.get(SIGMA_RANGES, {}).get(self.steps)
+        return sigma is not None and levels is not None and bool(levels[1] <= sigma <= levels[0])
 
 
 def select(model: ModelPatcher, blocks: str, start_percent: float, end_percent: float, min_tokens: int) -> Selection:
@@ -90,9 +92,8 @@ def select(model: ModelPatcher, blocks: str, start_percent: float, end_percent: 
         raise ValueError(
             f"start_percent ({start_percent}) must be smaller than end_percent ({end_percent}); 0 and 1 are all steps"
         )
-    return Selection(
-        parse_blocks(blocks), _sigma_range(model, start_percent, end_percent), min_tokens, model_ends(model)
-    )
+    steps = None if start_percent <= 0.0 and end_percent >= 1.0 else (start_percent, end_percent)
+    return Selection(parse_blocks(blocks), steps, min_tokens, model_ends(model))
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,8 @@ class OverriddenSampling:
         self._reinstall(options, row)
         ours = list(overrides(self.override))
         row.lines += [override.describe() for override in ours]
-        if replays_steps() and any(override.selection.sigma_range for override in ours):
+        options[SIGMA_RANGES] = sigma_ranges(guider.model_patcher, ours)
+        if replays_steps() and options[SIGMA_RANGES]:
             row.notices.append(REPLAYED)
         for override in ours:
             override.begin(options)
@@ -248,7 +250,7 @@ class OverriddenStep:
     def __call__(self, executor: Any, x: Tensor, timestep: Tensor, model_options: Any, seed: Any = None) -> Any:
         options = dict(model_options)
         inner = options["transformer_options"] = dict(options.get("transformer_options", {}))
-        if any(override.selection.sigma_range is not None for override in overrides(self.override)):
+        if any(override.selection.steps is not None for override in overrides(self.override)):
             inner[SIGMA] = float(timestep.max())
         for override in overrides(self.override):
             override.between_steps(inner)
@@ -261,8 +263,10 @@ def rebased(override: Self, foreign: Callable[..., Tensor] | None) -> Self:
     return replace(override, previous=rebased(below, foreign) if isinstance(below, Override) else foreign)
 
 
-def _sigma_range(model: ModelPatcher, start: float, end: float) -> tuple[float, float] | None:
-    if start <= 0.0 and end >= 1.0:
-        return None
-    sampling = model.get_model_object("model_sampling")
-    return float(sampling.percent_to_sigma(start)), float(sampling.percent_to_sigma(end))
+def sigma_ranges(model: ModelPatcher, ours: Iterable[Override]) -> dict[Range, Range]:
+    """The (largest, smallest) noise level of each part of sampling that overrides name, by the schedule of a model."""
+    named = {override.selection.steps for override in ours} - {None}
+    if not named:
+        return {}
+    sigma = model.get_model_object("model_sampling").percent_to_sigma
+    return {steps: (float(sigma(steps[0])), float(sigma(steps[1]))) for steps in named if steps is not None}

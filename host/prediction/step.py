@@ -31,7 +31,7 @@ from ...memory.prediction import (
     plain_tensors,
     predict,
 )
-from ..attention.override import SIGMA, overrides_of
+from ..attention.override import SIGMA, SIGMA_RANGES, overrides_of, sigma_ranges
 from ..core.latents import mask_numbers, packed_shape, shapes_in_model, told_shapes
 from ..core.wrapper_kinds import APPLY_MODEL, CALC_COND_BATCH, DIFFUSION_MODEL
 from ..measure.wrappers import COMPILED
@@ -106,7 +106,7 @@ def predict_step(step: Step, card: Card, workspaces: Workspaces = DOCUMENTED) ->
 
 def noise_levels(model: ModelPatcher) -> list[float | None]:
     """A noise level for every set of overrides that is at work in some step; None: all are in every one."""
-    ranges = [one.selection.sigma_range for one in overrides_of(model) if one.selection.sigma_range is not None]
+    ranges = sigma_ranges(model, overrides_of(model)).values()
     if not ranges:
         return [None]
     first = float(model.get_model_object("model_sampling").percent_to_sigma(0.0))
@@ -165,6 +165,7 @@ class StandIn:
         streamed: bytes of weights that the host leaves off the card.
         calls: of the model so far.
         sigma: the noise level, where it makes a difference.
+        ranges: of noise levels, as :func:`sigma_ranges` gives them.
     """
 
     model: nn.Module
@@ -174,6 +175,7 @@ class StandIn:
     streamed: int = 0
     calls: int = 0
     sigma: float | None = None
+    ranges: dict[Any, Any] = field(default_factory=dict)
     running: list[str] = field(default_factory=list)
     repeats: Repeats = field(default_factory=Repeats)
     patches: dict[str, Any] = field(default_factory=dict)
@@ -188,6 +190,7 @@ class StandIn:
             elif not callable(patch):
                 comfy.utils.set_attr(copied, path, patch)
         stand_in = cls(copied, model.clone(), card, Beside(mode, card.device))
+        stand_in.ranges = sigma_ranges(model, overrides_of(model))
         stand_in.patches = stand_in.beside.patches(model.model_options.get("transformer_options", {}))
         stand_in.patcher.model = copied
         stand_in.patcher.load_device = card.device
@@ -264,6 +267,7 @@ class StandIn:
         inner["wrappers"] = {**inner.get("wrappers", {}), **wrappers}
         if self.sigma is not None:
             inner[SIGMA] = self.sigma
+            inner[SIGMA_RANGES] = self.ranges
         inner["sample_sigmas"] = torch.empty(2, device=self.card.device)
         return options
 

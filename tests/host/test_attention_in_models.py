@@ -115,6 +115,23 @@ class TestWhen:
         assert ran["online"] / ran.total() == pytest.approx(share, abs=0.26)
         assert (ran["host"] > 0) == (share < 1)
 
+    def test_a_schedule_changed_behind_ours_moves_the_steps(self) -> None:
+        """Half of sampling is another noise level in the schedule of the model that samples."""
+        from comfy_extras.nodes_model_advanced import ModelSamplingFlux
+
+        family = FAMILIES["flux"]
+        part = {"backend": "online", "start_percent": 0.0, "end_percent": 0.5}
+
+        def shifted(model: Any) -> Any:
+            return ModelSamplingFlux().patch(model, 3.0, 0.5, 1024, 1024)[0]
+
+        counted = []
+        for model in (apply_attention(shifted(family.load()), **part), shifted(apply_attention(family.load(), **part))):
+            sample(model, family, steps=6)
+            counted.append(backends_that_ran())
+        assert counted[0] == counted[1]
+        assert counted[0]["online"] == counted[0].total() / 2
+
     @pytest.mark.parametrize(
         ("min_tokens", "ran"), [(64, {"online"}), (65, {"online", "host"}), (256, {"online", "host"}), (257, {"host"})]
     )
