@@ -21,6 +21,7 @@ class AttentionCall:
         scale: factor of the scores.
         heads_first_output: the caller wants (B, H, Nq, Dv) instead of (B, Nq, H * Dv).
         low_precision_refused: the caller asks not to use quantised kernels.
+        others_compute: other threads of the process compute attention meanwhile, on other devices.
     """
 
     q: Tensor
@@ -30,6 +31,7 @@ class AttentionCall:
     scale: float
     heads_first_output: bool = False
     low_precision_refused: bool = False
+    others_compute: bool = False
 
     @classmethod
     def bind(

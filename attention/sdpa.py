@@ -29,7 +29,7 @@ FUSED_DEVICES = ("cpu", "cuda", "xpu")
 PROBE_TOKENS = 64
 HALF = (torch.float16, torch.bfloat16)
 # torch keeps the enabled kernels in flags of the process; two threads that set and restore them at once would leave
-# them wrong for good.
+# them wrong for good. Threads that name no kernel are not kept from reading them meanwhile: see kernel_refusal.
 _ONE_AT_A_TIME = threading.Lock()
 
 
@@ -131,6 +131,8 @@ def kernel_refusal(kernel: str, call: AttentionCall) -> str | None:
     device = call.q.device.type
     if kernel not in KERNELS:
         return f"torch {torch.__version__} has no {kernel} kernel"
+    if call.others_compute:
+        return "torch switches kernels for the whole process, in which other GPUs compute at the same time"
     if kernel == "math":
         return None
     if device == "cpu":

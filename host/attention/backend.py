@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ...attention import BACKENDS, AttentionCall, BlockPlace, compute
+from ..core.compat import IN_THREAD
 from .override import Override, count, install, select
 
 if TYPE_CHECKING:
@@ -45,7 +46,10 @@ class AttentionOverride(Override):
         if self.backend == "host":
             count(kwargs, place, f"host ({getattr(func, '__name__', 'attention')})", "chosen")
             return func(*args, **kwargs)
-        out, decision = compute(self.backend, AttentionCall.bind(*args, **kwargs), slice_rows=self.slice_rows)
+        call = AttentionCall.bind(*args, **kwargs)
+        if IN_THREAD in (kwargs.get("transformer_options") or {}):
+            call = replace(call, others_compute=True)
+        out, decision = compute(self.backend, call, slice_rows=self.slice_rows)
         prefix = "auto: " if self.backend == "auto" else ""
         count(kwargs, place, decision.backend.name, prefix + decision.reason)
         return out

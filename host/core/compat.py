@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 RATIOS = ("downscale_ratio_spacial", "downscale_ratio_temporal")  # of an empty LATENT, in the host's spelling
 OVERRIDE = "optimized_attention_override"  # of attention: the host's key in transformer_options
+IN_THREAD = "multigpu_thread_device"  # the host's key there where several GPUs compute a step, a thread for each
 
 
 def _executing_context() -> Callable[[], object] | None:

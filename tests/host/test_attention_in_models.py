@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headroom.host.attention.backend import apply_attention
-from headroom.host.core.compat import OVERRIDE
+from headroom.host.core.compat import IN_THREAD, OVERRIDE
 from headroom.host.measure.runs import LOG
 from headroom.memory import Row
 from headroom.nodes.attention import HeadroomAttention
@@ -63,6 +63,15 @@ def test_a_branch_beside_a_patched_one_is_bit_identical(name: str) -> None:
     assert torch.equal(sample(model, family), before)
     assert torch.equal(sample(model.clone(), family), before)
     assert OVERRIDE not in model.model_options["transformer_options"]
+
+
+def test_with_several_gpus_no_kernel_is_switched_on_for_all_of_them() -> None:
+    """The host says so to each of its threads; torch's switches are the whole process's."""
+    family = FAMILIES["flux"]
+    model = apply_attention(family.load(), backend="sdpa_math")
+    model.model_options["transformer_options"][IN_THREAD] = torch.device("cpu")
+    assert psnr(sample(model, family), stock_latents("flux")) >= 80
+    assert set(backends_that_ran()) == {"sdpa"}
 
 
 class TestWhere:

@@ -3,6 +3,7 @@
 import logging
 import runpy
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headroom.attention import AttentionCall, BlockPlace, backends, choose, compute, parse_blocks, products
+from headroom.attention import AttentionCall, BlockPlace, backends, choose, compute, parse_blocks, products, sdpa
 from headroom.attention.backends import BACKENDS, Abilities, Backend
 from headroom.attention.libraries import _aligned_bias
 from headroom.attention.products import onednn_linear
@@ -129,6 +130,22 @@ class TestAbilities:
         with ThreadPoolExecutor(4) as pool:
             assert all(pool.map(work, ["sdpa_flash", "sdpa_math"] * 4))
         assert (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()) == enabled
+
+    @pytest.mark.parametrize("kernel", ["flash", "math"])
+    def test_no_kernel_is_switched_on_where_other_threads_compute(
+        self, kernel: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They would take it, and put back what they found when it was on."""
+
+        def switched(*kernels: Any) -> None:
+            raise AssertionError("switched for all threads")
+
+        monkeypatch.setattr(sdpa, "sdpa_kernel", switched)
+        call = replace(call_of(torch.randn(1, 2, 8, 16)), others_compute=True)
+        out, decision = compute(f"sdpa_{kernel}", call)
+        assert decision.backend.name == "sdpa"
+        assert decision.reason.startswith(f"sdpa_{kernel} refused: torch switches kernels for the whole process")
+        torch.testing.assert_close(out, compute("online", call)[0])
 
     def test_a_kernel_that_fails_is_replaced_and_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A package may refuse what it was said to take: no picture is lost to that."""
