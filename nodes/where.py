@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from comfy_api.latest import io
 
-UNNAMED = " SD3 and LTX-Video do not say which block calls: only all reaches them."
+UNNAMED = (
+    " Some models do not say which block calls (SD3, LTX-Video, AuraFlow, HiDream-I1, Cosmos and others): only all"
+    " reaches them."
+)
 
 
 def blocks_input(hint: str = UNNAMED) -> io.String.Input:

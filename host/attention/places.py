@@ -18,7 +18,7 @@ def current_place(options: dict[str, Any]) -> BlockPlace | None:
     """The block of the running call, from the host's ``transformer_options``.
 
     UNets write ``block`` = (list, index); transformers ``block_type`` and ``block_index``. None where the model
-    says neither (SD3, LTX-Video) and in refiner blocks, which run before the first numbered one.
+    says neither (SD3, LTX-Video and others) and in refiner blocks, which run before the first numbered one.
     """
     block = options.get("block")
     if block is not None:

@@ -1,11 +1,15 @@
 """HeadroomAttention around the host's own models and sampler, in process."""
 
+import re
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import comfy.model_base
 import pytest
 import torch
 
+import headroom
 from headroom.host.attention.backend import apply_attention
 from headroom.host.core.compat import IN_THREAD, OVERRIDE
 from headroom.host.measure.runs import LOG
@@ -16,7 +20,52 @@ from ..nightly import grid
 from .families import FAMILIES, psnr, sample, stock_latents
 
 BACKENDS = ("auto", "host", "sdpa", "sdpa_flash", "sdpa_math", "sliced", "online")
+ROOT = Path(headroom.__file__).parent
+PAGE = ROOT / "web" / "docs" / "HeadroomAttention.md"
+# Where the host computes attention of models that do not say which block it is.
+UNNAMED = {
+    "SD3": "comfy.ldm.modules.diffusionmodules.mmdit",
+    "LTX-Video": "comfy.ldm.lightricks.model comfy.ldm.lightricks.av_model",
+    "AuraFlow": "comfy.ldm.aura.mmdit",
+    "HiDream-I1": "comfy.ldm.hidream.model",
+    "Cosmos": "comfy.ldm.cosmos.model comfy.ldm.cosmos.blocks comfy.ldm.cosmos.predict2",
+    "Anima": "comfy.ldm.cosmos.predict2",
+    "OmniGen2": "comfy.ldm.omnigen.omnigen2",
+    "Boogu": "comfy.ldm.boogu.model",
+    "Ideogram 4": "comfy.ldm.ideogram4.model",
+    "Mochi": "comfy.ldm.genmo.joint_model.asymm_models_joint",
+    "CogVideoX": "comfy.ldm.cogvideo.model",
+    "PixelDiT": "comfy.ldm.pixeldit.model",
+    "MiniMax H3": "comfy.ldm.minimax.model",
+    "Stable Cascade": "comfy.ldm.cascade.common comfy.ldm.cascade.stage_b comfy.ldm.cascade.stage_c",
+    "Stable Audio": "comfy.ldm.audio.dit",
+    "ACE-Step 1": "comfy.ldm.ace.model comfy.ldm.ace.attention",
+    "Hunyuan3D 2.0": "comfy.ldm.hunyuan3d.model comfy.ldm.flux.layers",
+    "TRELLIS.2": "comfy.ldm.trellis2.model",
+    "TripoSplat": "comfy.ldm.triposplat.model",
+}
+UNREACHED = {
+    "Hunyuan-DiT": "comfy.ldm.hydit.attn_layers",
+    "PixArt": "comfy.ldm.pixart.blocks",
+    "SeedVR2": "comfy.ldm.seedvr.attention",
+    "ERNIE-Image": "comfy.ldm.ernie.model",
+    "ACE-Step 1.5": "comfy.ldm.ace.ace_step15",
+    "Hunyuan3D 2.1": "comfy.ldm.hunyuan3dv2_1.hunyuandit",
+    "MiniMax Music": "comfy.ldm.minimax_music.dit",
+}
 DEFAULTS = {"blocks": "all", "start_percent": 0.0, "end_percent": 1.0, "slice_rows": 0, "min_tokens": 0}
+
+
+def flat(page: Path) -> str:
+    """A page without its line breaks."""
+    return " ".join(page.read_text().split())
+
+
+def codes_of(modules: str) -> list[str]:
+    """Source of the host's modules; older hosts lack some."""
+    folder = Path(comfy.model_base.__file__).parents[1]
+    files = [folder.joinpath(*name.split(".")).with_suffix(".py") for name in modules.split()]
+    return [file.read_text() for file in files if file.exists()]
 
 
 def last_row() -> Row:
@@ -106,6 +155,21 @@ class TestWhere:
         family = FAMILIES[name]
         sample(apply_attention(family.load(), backend="online", blocks="inner"), family)
         assert set(backends_that_ran()) == {"host"}
+
+    @pytest.mark.parametrize("name", sorted(UNNAMED))
+    def test_what_the_help_says_of_blocks_without_names(self, name: str) -> None:
+        """By the host's code: such a model hands on the options by which attention is reached, and names no block."""
+        assert name in flat(PAGE)
+        assert name in flat(ROOT / "docs" / "limits.md")
+        for code in codes_of(UNNAMED[name]):
+            assert "transformer_options=transformer_options" in code
+            assert not re.search(r"""\[["'](block_type|block)["']\] *=""", code)
+
+    @pytest.mark.parametrize("name", sorted(UNREACHED))
+    def test_what_the_help_says_is_not_reached(self, name: str) -> None:
+        assert name in flat(PAGE)
+        assert name in flat(ROOT / "docs" / "limits.md")
+        assert all("transformer_options=transformer_options" not in code for code in codes_of(UNREACHED[name]))
 
     @staticmethod
     def places(model: Any, family: Any, backend: str) -> set[tuple[str, int] | None]:
