@@ -30,7 +30,7 @@ PROBE_TOKENS = 64
 HALF = (torch.float16, torch.bfloat16)
 # torch keeps the enabled kernels in flags of the process; two threads that set and restore them at once would leave
 # them wrong for good. Threads that name no kernel are not kept from reading them meanwhile: see kernel_refusal.
-_ONE_AT_A_TIME = threading.Lock()
+_ONE_AT_A_TIME = threading.RLock()
 
 
 def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None) -> Tensor:
@@ -51,9 +51,12 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor |
         mask = mask.to(q.dtype)
     if q.dtype in HALF and fused_kernel_refusal(q, k, v):
         return _by_formula(q, k, v, scale, mask)
-    grouped = q.shape[1] != k.shape[1]
+    shared = q.shape[1] // max(1, k.shape[1])
+    if shared > 1 and _chosen(q.device, q.dtype, q.shape[-1], v.shape[-1], None, shared, mask is not None) == "math":
+        # Grouped heads with a mask, or on an older card, would hold all scores; with a key head each they do not.
+        k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
     # enable_gqa is passed only where it is needed: older torch does not know the keyword.
-    extra = {"enable_gqa": True} if grouped else {}
+    extra = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **extra)
     return out.transpose(1, 2)
 
@@ -113,14 +116,29 @@ def chosen_kernel(q: Tensor, v: Tensor, only: str | None = None) -> str | None:
 
 
 @cache
-def _chosen(device: torch.device, dtype: torch.dtype, channels: int, values: int, only: str | None) -> str | None:
-    """Asked once, with operands of its own: for a prediction's, without data, torch chooses otherwise."""
+def _chosen(
+    device: torch.device,
+    dtype: torch.dtype,
+    channels: int,
+    values: int,
+    only: str | None,
+    shared: int = 1,
+    masked: bool = False,
+) -> str | None:
+    """Asked once, with operands of its own: for a prediction's, without data, torch chooses otherwise.
+
+    Args:
+        shared: query heads to a key head.
+        masked: there is a mask.
+    """
     kernels = EVERY_KERNEL if only is None else [KERNELS[only]]
     with _ONE_AT_A_TIME, _disable_current_modes(), sdpa_kernel(kernels):
         try:
             keys = torch.zeros(1, 1, PROBE_TOKENS, channels, dtype=dtype, device=device)
             wide = torch.zeros(1, 1, PROBE_TOKENS, values, dtype=dtype, device=device)
-            choice = torch._fused_sdp_choice(keys, keys, wide)
+            mask = torch.zeros(1, 1, PROBE_TOKENS, PROBE_TOKENS, dtype=dtype, device=device) if masked else None
+            grouped = {"enable_gqa": True} if shared > 1 else {}
+            choice = torch._fused_sdp_choice(keys.repeat(1, shared, 1, 1), keys, wide, mask, **grouped)
         except (RuntimeError, NotImplementedError, AttributeError, AssertionError):
             return None  # none of them, a backend that brings no choice, or a device that is not here
     return next((name for name, kernel in KERNELS.items() if kernel.value == choice), "fused")

@@ -147,6 +147,34 @@ class TestAbilities:
         assert decision.reason.startswith(f"sdpa_{kernel} refused: torch switches kernels for the whole process")
         torch.testing.assert_close(out, compute("online", call)[0])
 
+    def test_grouped_heads_that_only_the_formula_takes_get_a_key_head_each(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As on a GPU with a mask: the formula would hold all scores."""
+        q, k = torch.randn(1, 6, 8, 16), torch.randn(1, 2, 8, 16)
+        call = call_of(q, k, mask=torch.randn(8, 8))
+        expected = compute("sdpa", call)[0]
+        asked, seen = [], []
+
+        def choice(*operands: Any, **options: Any) -> int:
+            asked.append(options.get("enable_gqa", False))
+            return int((sdpa.KERNELS["math"] if asked[-1] else sdpa.KERNELS["flash"]).value)
+
+        def spied(*operands: Any, **options: Any) -> torch.Tensor:
+            seen.append((operands[1].shape[1], options.get("enable_gqa", False)))
+            return fused(*operands, **options)
+
+        fused = torch.nn.functional.scaled_dot_product_attention
+        sdpa._chosen.cache_clear()
+        monkeypatch.setattr(torch, "_fused_sdp_choice", choice)
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spied)
+        for name in ("sdpa", "sdpa_flash"):  # the second holds the lock while it asks
+            sdpa._chosen.cache_clear()
+            torch.testing.assert_close(compute(name, call)[0], expected)
+        sdpa._chosen.cache_clear()
+        assert True in asked
+        assert seen == [(6, False), (6, False)]
+
     def test_a_kernel_that_fails_is_replaced_and_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A package may refuse what it was said to take: no picture is lost to that."""
 
