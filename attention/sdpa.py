@@ -12,6 +12,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
+from .tiles import empty_output, spans
+
 if TYPE_CHECKING:
     from .call import AttentionCall
 
@@ -27,6 +29,7 @@ ON_CPU = ("flash", "math")
 # Devices for which torch itself ships fused kernels with O(N) memory; of others it has to say so.
 FUSED_DEVICES = ("cpu", "cuda", "xpu")
 PROBE_TOKENS = 64
+MOST_SEQUENCES = 1 << 15  # in one call, as in ComfyUI: CUDA's kernels do not take any number of them
 HALF = (torch.float16, torch.bfloat16)
 # torch keeps the enabled kernels in flags of the process; two threads that set and restore them at once would leave
 # them wrong for good. Threads that name no kernel are not kept from reading them meanwhile: see kernel_refusal.
@@ -49,6 +52,8 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor |
         mask is not None and mask.dtype == torch.float32 and q.dtype == torch.float64
     ):
         mask = mask.to(q.dtype)
+    if q.shape[0] > MOST_SEQUENCES:
+        return _in_parts(q, k, v, scale, mask)
     if q.dtype in HALF and fused_kernel_refusal(q, k, v):
         return _by_formula(q, k, v, scale, mask)
     shared = q.shape[1] // max(1, k.shape[1])
@@ -59,6 +64,14 @@ def sdpa_attention(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor |
     extra = {"enable_gqa": True} if q.shape[1] != k.shape[1] else {}
     out = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, **extra)
     return out.transpose(1, 2)
+
+
+def _in_parts(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+    out = empty_output(q, v)
+    for part in spans(q.shape[0], MOST_SEQUENCES):
+        own = mask if mask is None or mask.shape[0] == 1 else mask[part]
+        out[part] = sdpa_attention(q[part], k[part], v[part], scale, own)
+    return out
 
 
 def sdpa_by_kernel(q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, *, kernel: str) -> Tensor:

@@ -175,6 +175,23 @@ class TestAbilities:
         assert True in asked
         assert seen == [(6, False), (6, False)]
 
+    @pytest.mark.parametrize("masked", [0, 1, 7])
+    def test_more_sequences_than_a_kernel_takes_go_in_parts(self, masked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Attention over time has a sequence for every cell of a video."""
+        call = call_of(torch.randn(7, 2, 8, 4), mask=torch.randn(masked, 1, 8, 8) if masked else None)
+        expected = compute("sdpa", call)[0]
+        monkeypatch.setattr(sdpa, "MOST_SEQUENCES", 3)
+        seen = []
+
+        def spied(*operands: Any, **options: Any) -> torch.Tensor:
+            seen.append(len(operands[0]))
+            return fused(*operands, **options)
+
+        fused = torch.nn.functional.scaled_dot_product_attention
+        monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", spied)
+        torch.testing.assert_close(compute("sdpa", call)[0], expected)
+        assert seen == [3, 3, 1]
+
     def test_a_kernel_that_fails_is_replaced_and_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A package may refuse what it was said to take: no picture is lost to that."""
 
