@@ -10,15 +10,19 @@ from torch import Tensor
 from .products import key_operand, score_buffer, value_operand, weighted_sum
 from .tiles import (
     LOG2E,
+    as_heads,
     divide_into,
     empty_output,
     exponentiate,
+    from_heads,
     group_size,
     head_groups,
+    mask_as_heads,
     mask_tile,
     score_dtype,
     score_tile,
     scores_are_safe,
+    sequences_together,
     spans,
 )
 
@@ -37,6 +41,7 @@ def online_attention(
     query_tile: int = QUERY_TILE,
     key_tile: int = KEY_TILE,
     log_sum: Tensor | None = None,
+    group: int = 0,
 ) -> Tensor:
     """Exact attention in memory that does not grow with Nq * Nk: the FlashAttention algorithm in plain torch.
 
@@ -49,6 +54,7 @@ def online_attention(
         query_tile, key_tile: rows and columns of a score tile.
         log_sum: (B, H, Nq) of the scores' dtype; if given, it gets log(sum(exp(scores))) of each row, +inf where all
             keys are masked: what the backward needs.
+        group: heads computed together; 0: by the device.
 
     Returns:
         (B, Nq, H, Dv), contiguous, in q's dtype. A row whose keys are all masked is zero, as in torch's SDPA.
@@ -63,7 +69,18 @@ def online_attention(
         if log_sum is not None:
             log_sum.fill_(math.inf)
         return out.zero_()
-    group = group_size(q)
+    together = sequences_together(q, k, v)
+    if together > 1:
+        for some in spans(q.shape[0], together):
+            own, bias = [as_heads(x[some]) for x in (q, k, v)], mask_as_heads(mask, some, q)
+            sums = None if log_sum is None else log_sum[some].view(1, -1, q.shape[2])
+            attended = online_attention(
+                own[0], own[1], own[2], scale, bias,
+                query_tile=query_tile, key_tile=key_tile, log_sum=sums, group=own[0].shape[1],
+            )  # fmt: skip
+            out[some] = from_heads(attended, q.shape[1])
+        return out
+    group = group or group_size(q)
     rows, cols = min(query_tile, q.shape[2]), min(key_tile, k.shape[2])
     dtype = score_dtype(q)
     buffer = score_buffer(q, group, rows, cols, dtype)

@@ -6,15 +6,19 @@ from torch import Tensor
 
 from .products import key_operand, score_buffer, value_operand, weighted_sum
 from .tiles import (
+    as_heads,
     divide_into,
     empty_output,
     exponentiate,
+    from_heads,
     group_size,
     head_groups,
+    mask_as_heads,
     mask_tile,
     score_dtype,
     score_tile,
     scores_are_safe,
+    sequences_together,
     spans,
 )
 
@@ -25,7 +29,7 @@ ACCELERATOR_SLICE_BYTES = 256 << 20
 
 
 def sliced_attention(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, *, rows: int = 0
+    q: Tensor, k: Tensor, v: Tensor, scale: float, mask: Tensor | None = None, *, rows: int = 0, group: int = 0
 ) -> Tensor:
     """Exact attention that holds the scores of ``rows`` query rows at a time.
 
@@ -35,6 +39,7 @@ def sliced_attention(
         mask: None or (B|1, H|1, Nq|1, Nk|1), bool or additive.
         rows: query rows per slice; 0 chooses them so that a slice's scores take 2 MiB on a CPU, 256 MiB on an
             accelerator. Nq need not be a multiple of it.
+        group: heads computed together; 0: by the device.
 
     Returns:
         (B, Nq, H, Dv), contiguous, in q's dtype. A row whose keys are all masked is zero, as in torch's SDPA.
@@ -49,7 +54,14 @@ def sliced_attention(
     keys = k.shape[2]
     if out.numel() == 0 or keys == 0:
         return out.zero_()
-    group = group_size(q)
+    together = sequences_together(q, k, v)
+    if together > 1:
+        for some in spans(q.shape[0], together):
+            own, bias = [as_heads(x[some]) for x in (q, k, v)], mask_as_heads(mask, some, q)
+            attended = sliced_attention(own[0], own[1], own[2], scale, bias, rows=rows, group=own[0].shape[1])
+            out[some] = from_heads(attended, q.shape[1])
+        return out
+    group = group or group_size(q)
     rows = min(rows or _rows_for(q, keys, group), q.shape[2])
     dtype = score_dtype(q)
     buffer = score_buffer(q, group, rows, keys, dtype)

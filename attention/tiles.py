@@ -20,6 +20,8 @@ LOG2E = math.log2(math.e)
 # Scores known to stay within this (natural units) are exponentiated without subtracting the row's maximum: their
 # exponentials lie within 2^-58 and 2^58, so sums over 2^20 keys and values up to 2^48 stay far from float32's ends.
 SAFE_SCORE = 40.0
+# Short sequences that are computed as one: how many at least, and the elements of their scores, or queries, at most.
+FEWEST_TOGETHER, CPU_TOGETHER, ACCELERATOR_TOGETHER = 4, 1 << 19, 1 << 23
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,33 @@ def group_size(q: Tensor) -> int:
     """Heads computed together: one on a CPU, where a small tile stays in cache; all of them on an accelerator,
     where one head alone would leave most of the device idle."""
     return 1 if q.device.type == "cpu" else q.shape[1]
+
+
+def sequences_together(q: Tensor, k: Tensor, v: Tensor) -> int:
+    """How many of a batch are computed as one. A video's attention over time has thousands, of a few tokens each: one
+    after the other they would take many times as long."""
+    most = CPU_TOGETHER if q.device.type == "cpu" else ACCELERATOR_TOGETHER
+    of_one = q.shape[1] * max(q.shape[2], k.shape[2]) * max(k.shape[2], q.shape[3], v.shape[3])
+    together = min(q.shape[0], most // max(1, of_one))
+    return together if together >= FEWEST_TOGETHER else 1
+
+
+def as_heads(x: Tensor) -> Tensor:
+    """(B, H, N, D) -> (1, B * H, N, D)."""
+    return x.flatten(0, 1)[None]
+
+
+def mask_as_heads(mask: Tensor | None, part: slice, q: Tensor) -> Tensor | None:
+    """The mask of some sequences of q (B, H, Nq, D) that are computed as one."""
+    if mask is None or mask.shape[0] == mask.shape[1] == 1:
+        return mask
+    own = mask if mask.shape[0] == 1 else mask[part]
+    return as_heads(own.expand(part.stop - part.start, q.shape[1], -1, -1))
+
+
+def from_heads(out: Tensor, heads: int) -> Tensor:
+    """(1, N, B * H, D) -> (B, N, H, D)."""
+    return out[0].unflatten(1, (-1, heads)).transpose(0, 1)
 
 
 def empty_output(q: Tensor, v: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
 """Every exact backend against float64, over every way the host's models call attention."""
 
+import importlib
 import itertools
 from functools import partial
 
@@ -139,6 +140,28 @@ def test_empty_operands_give_zeros(kernel: str, nq: int, nk: int, batch: int) ->
     out = KERNELS[kernel](q, k, v, 1.0, None)
     assert out.shape == (batch, nq, 2, 4)
     assert (out == 0).all()
+
+
+@pytest.mark.parametrize("name", ["sliced", "online"])
+@pytest.mark.parametrize("mask_shape", [None, (1, 1, 6, 9), (90, 1, 1, 9), (1, 3, 6, 9), (90, 3, 6, 9)])
+@pytest.mark.parametrize("key_heads", [3, 1])
+def test_many_short_sequences_are_computed_as_one(
+    name: str, mask_shape: tuple[int, ...] | None, key_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A video's attention over time: one tile for each of them took 25 times as long as torch's kernel."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (
+        torch.randn(90, tokens, heads, 8, generator=generator).transpose(1, 2)
+        for tokens, heads in ((6, 3), (9, key_heads), (9, key_heads))
+    )
+    mask = None if mask_shape is None else torch.randn(mask_shape, generator=generator)
+    module = importlib.import_module(f"headroom.attention.{name}")
+    tiles, tile = [], module.score_tile
+    monkeypatch.setattr(module, "score_tile", lambda *given: tiles.append(1) or tile(*given))
+    monkeypatch.setattr(importlib.import_module("headroom.attention.tiles"), "CPU_TOGETHER", 40 * 3 * 9 * 9)
+    out = BACKENDS[name].run(AttentionCall(q, k, v, mask, 0.3))
+    assert relative_error(out.transpose(1, 2), reference_attention(q, k, v, 0.3, mask)) <= 2e-6
+    assert key_heads == 1 or len(tiles) == 3, "90 sequences, 40 at a time"
 
 
 def test_keys_of_one_batch_serve_all_queries() -> None:

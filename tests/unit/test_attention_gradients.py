@@ -88,6 +88,16 @@ def test_tiles_of_full_size_and_strided_operands() -> None:
         assert relative_error(gradient, expected) <= 1e-6
 
 
+def test_short_sequences_that_are_computed_as_one() -> None:
+    q, k, v = (
+        torch.randn(9, tokens, 2, 4, dtype=torch.float64).transpose(1, 2).requires_grad_() for tokens in (3, 5, 5)
+    )
+    bias = torch.randn(9, 1, 1, 5, dtype=torch.float64)
+    found = torch.autograd.grad(online_attention_with_gradients(q, k, v, 0.6, bias).square().sum(), (q, k, v))
+    truth = torch.autograd.grad(formula(q, k, v, 0.6, bias).square().sum(), (q, k, v))
+    assert all(relative_error(gradient, expected) <= 1e-12 for gradient, expected in zip(found, truth))
+
+
 def test_some_operands_may_need_no_gradient() -> None:
     q, k, v = operands("even")
     online_attention_with_gradients(q, k.detach(), v.detach(), 0.5).sum().backward()
