@@ -191,6 +191,9 @@ def install(model: ModelPatcher, override: Override) -> ModelPatcher:
     previous = options.get(OVERRIDE)
     if previous is not None and not isinstance(previous, Override):
         log.info("Headroom: attention calls outside the selection go to the override that was there: %r", previous)
+        for earlier in clone.wrappers.get(OUTER_SAMPLE, {}).get(WRAPPER_KEY, []):
+            if not earlier.override.yields:  # a node between took its slot: it comes first, as if that were the last
+                previous = rebased(earlier.override, previous)
     chained = replace(override, previous=previous)
     options[OVERRIDE] = chained
     measure_sampling(clone)

@@ -262,6 +262,22 @@ class TestChain:
         assert any("a node behind this one" in notice for notice in last_row().notices)
         assert model.model_options["transformer_options"][OVERRIDE] is foreign, "only the run's own options change"
 
+    def test_a_node_between_two_of_ours_leaves_both_what_they_chose(self) -> None:
+        family = FAMILIES["flux"]
+        seen: list[str] = []
+
+        def foreign(func: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+            seen.append(kwargs["transformer_options"]["block_type"])
+            return func(*args, **kwargs)
+
+        between = apply_attention(family.load(), backend="sliced", blocks="single:0")
+        between.model_options["transformer_options"][OVERRIDE] = foreign
+        sample(apply_attention(between, backend="online", blocks="double:*"), family)
+        ran = {(key.block, key.backend) for key in last_row().attention.snapshot()}
+        assert {block[0] for block, backend in ran if backend == "online"} == {"double"}
+        assert {block for block, backend in ran if backend == "sliced"} == {("single", 0)}
+        assert set(seen) == {"single"}
+
 
 class TestRow:
     def test_time_and_memory_are_measured(self) -> None:
