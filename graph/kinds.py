@@ -29,6 +29,9 @@ SAVES_CLIP = ("CLIPSave", "CheckpointSave")  # what is written to a file is what
 OUR_DECODE, OUR_ENCODE = "HeadroomVAEDecode", "HeadroomVAEEncode"
 # A latent straight to a file, and a file straight to a latent.
 TO_FILE, FROM_FILE = "HeadroomVAEDecodeVideo", "HeadroomVAEEncodeVideo"
+# The host's own that hold all frames of a video in memory: what reads them from a file, what makes a file of them.
+FRAMES_OF_A_FILE = ("GetVideoComponents",)
+FRAMES_TO_A_FILE = ("CreateVideo", "SaveVideo", "SaveWEBM")
 LOW_MEMORY = (OUR_DECODE, OUR_ENCODE, TO_FILE, FROM_FILE)  # what is a low-memory VAE by itself
 # The sampler that takes what guides it from a node of its own; the others have the inputs themselves.
 GUIDED_SAMPLER = "SamplerCustomAdvanced"

@@ -6,7 +6,21 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..formats import as_number
-from ..kinds import CAST_CLIP, DECODES, ENCODES, FIT, LOW_MEMORY, SAMPLERS, TRAIN, TRAINING, VAE
+from ..kinds import (
+    CAST_CLIP,
+    DECODES,
+    ENCODES,
+    FIT,
+    FRAMES_OF_A_FILE,
+    FRAMES_TO_A_FILE,
+    FROM_FILE,
+    LOW_MEMORY,
+    SAMPLERS,
+    TO_FILE,
+    TRAIN,
+    TRAINING,
+    VAE,
+)  # fmt: skip
 from ..prompt import Prompt, links
 from ..settings import FitSettings
 from .insert import insert_fit
@@ -15,6 +29,8 @@ WHERE = 'the command "Make It Fit (Headroom)" in the browser\'s menu Edit, or cl
 # In the names of what runs or loads a text encoder, and of what loads a model.
 TEXTS, LOADERS = ("TextEncode", "CLIPLoader"), ("CheckpointLoader", "UNETLoader")
 FOUR_BITS = ("nvfp4", "asym_w4a8_int8")  # the smallest of Layerwise Casting's storages
+IN_TILES = "feathered"
+TO_A_FILE = "VAE Decode to Video writes each frame to the file as it is decoded"
 LEAST, STEP = 0.25, 0.15  # of a limit that is advised to be lowered, and by how much
 SHOWN = 2  # of what would be inserted
 
@@ -29,10 +45,13 @@ def advice(prompt: Prompt, number: str, of_card: bool = True) -> str:
     """
     kind = prompt[number]["class_type"]
     node = f"node {number} ({kind})"
+    if not of_card and _for_frames(kind):
+        return f"{node}: {_for_frames(kind)}"
     if kind in SAMPLERS:
         return _for_sampler(prompt, number, node)
     if kind in DECODES or kind in ENCODES or kind in LOW_MEMORY:
-        return _for_vae(prompt, number, node)
+        frames = f"; of a long video {TO_A_FILE}" if kind in DECODES and not of_card else ""
+        return _for_vae(prompt, number, node) + frames
     if kind == TRAIN:
         return _for_training(prompt, number, node)
     if any(word in kind for word in TEXTS):
@@ -72,8 +91,26 @@ def _for_vae(prompt: Prompt, number: str, node: str) -> str:
         less = _less(prompt[str(wrapped)])
         smaller = f"give that {less}" if less else "make the picture smaller"
         return f"{node} decodes as Make It Fit (node {wrapped}) planned: {smaller}"
+    settings = prompt[number if kind in LOW_MEMORY else str(wrapped)]["inputs"]
     what = "it" if kind in LOW_MEMORY else f"Low-Memory VAE (node {wrapped})"
-    return f"{node} goes in strips: give {what} a smaller vram_budget_gb, or the method feathered (approximate)"
+    ways = [_smaller_budget(settings)]
+    if kind not in (TO_FILE, FROM_FILE) and settings.get("method") != IN_TILES:  # those of a file are always exact
+        ways.append(f"the method {IN_TILES} (approximate)")
+    return f"{node} keeps to a budget already: give {what} {', or '.join(ways)}"
+
+
+def _smaller_budget(settings: Mapping[str, Any]) -> str:
+    all_there_is = as_number(settings.get("vram_budget_gb", 0)) == 0
+    return "a vram_budget_gb below what is there (0 is all of it)" if all_there_is else "a smaller vram_budget_gb"
+
+
+def _for_frames(kind: str) -> str:
+    """Of all frames of a video at once, which lie in the machine's memory whatever the VAE does."""
+    if kind in FRAMES_OF_A_FILE:
+        return "VAE Encode from Video, in place of it and VAE Encode, reads the file a few frames at a time"
+    if kind in FRAMES_TO_A_FILE:
+        return f"{TO_A_FILE}, in place of it and VAE Decode"
+    return ""
 
 
 def _for_text(prompt: Prompt, number: str, node: str) -> str:

@@ -119,9 +119,13 @@ ADVICE = {
     "strips": (
         without_fit(n3=sampler(model="1"), n4=WRAPPED, n7=node("HeadroomVAE", vae=["1", 2])),
         "4",
-        "give Low-Memory VAE (node 7) a smaller vram_budget_gb",
+        "give Low-Memory VAE (node 7) a vram_budget_gb below what is there (0 is all of it), or the method feathered",
     ),
-    "our decode": (without_fit(n4=node("HeadroomVAEDecode", vae=["1", 2])), "4", "give it a smaller vram_budget_gb"),
+    "our decode": (
+        without_fit(n4=node("HeadroomVAEDecode", vae=["1", 2], method="auto", vram_budget_gb=4.0)),
+        "4",
+        "give it a smaller vram_budget_gb, or the method feathered (approximate)",
+    ),
     "training": (without_fit(n3=TRAIN), "3", "Training Memory in front of it"),
     "training by a plan": (
         without_fit(n3=node("TrainLoraNode", model=["4", 0]), n4=node("HeadroomTraining", model=["1", 0])),
@@ -138,6 +142,31 @@ def test_the_advice_names_what_is_there(name: str) -> None:
     assert expected in said
     assert not said.endswith(".")
     assert "\n" not in said
+
+
+@pytest.mark.parametrize("kind", ["HeadroomVAEDecodeVideo", "HeadroomVAEEncodeVideo", "HeadroomVAEDecode"])
+def test_no_method_is_advised_that_a_node_has_not_or_has_already(kind: str) -> None:
+    inputs = {"method": "feathered"} if kind == "HeadroomVAEDecode" else {}
+    said = advice(without_fit(n4=node(kind, vae=["1", 2], vram_budget_gb=4.0, **inputs)), "4")
+    assert said.endswith("give it a smaller vram_budget_gb")
+
+
+FRAMES = {
+    "GetVideoComponents": "VAE Encode from Video, in place of it and VAE Encode, reads",
+    "CreateVideo": "VAE Decode to Video writes",
+    "VAEDecode": "in its place gives the same picture in strips that fit",
+}
+
+
+@pytest.mark.parametrize("kind", FRAMES)
+def test_frames_that_ram_does_not_hold_go_by_a_file(kind: str) -> None:
+    """On the card their nodes are work as any other."""
+    prompt = without_fit(n3=sampler(model="1"), n4=node(kind, vae=["1", 2]))
+    said = advice(prompt, "4", of_card=False)
+    assert said.startswith(f"node 4 ({kind})")
+    assert FRAMES[kind] in said
+    assert kind == "GetVideoComponents" or "writes each frame to the file as it is decoded" in said
+    assert "each frame" not in advice(prompt, "4")
 
 
 def test_other_work_in_ram_is_not_made_smaller_by_us() -> None:
