@@ -15,6 +15,10 @@ DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.
 MOST_WORDS = 700
 
 
+DIFF = re.compile(r"```diff\n--- a/(\S+)\n.*?@@ \w+\n(.*?)```", re.DOTALL)
+EXAMPLES = DIFF.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
+
+
 def without_code(text: str) -> str:
     return re.sub(r"```.*?```|`[^`\n]*`", "", text, flags=re.DOTALL)
 
@@ -52,3 +56,18 @@ def test_the_site_is_built_and_has_every_page(tmp_path: Path) -> None:
     assert missing == []
     assert (tmp_path / "index.html").exists()
     assert not re.search(r"(?:src|href)=\"https?://[^\"]*\.(?:js|css|woff2?)", (tmp_path / "index.html").read_text())
+
+
+@pytest.mark.parametrize(("file", "change"), EXAMPLES, ids=[file for file, _ in EXAMPLES])
+def test_an_example_of_a_new_entry_comes_last_in_its_table(file: str, change: str) -> None:
+    """Choices are saved by position. What stays is the end of the table as it is, and what is new is not in it yet."""
+    source = (ROOT / file).read_text(encoding="utf-8")
+    stays = "".join(f"{line[1:]}\n" for line in change.splitlines() if line.startswith(" "))
+    (new,) = (line[1:] for line in change.splitlines() if line.startswith("+"))
+    assert source.count(stays) == 1
+    assert source.partition(stays)[2].lstrip().startswith(")")
+    assert new.partition(",")[0].strip() not in source
+
+
+def test_the_examples_are_found() -> None:
+    assert len(EXAMPLES) == 3
