@@ -30,7 +30,7 @@ MEASURED, CANNOT_MEASURE = 0, 2
 MIB = 2**20
 ROWS = 20
 EXAMPLES = """examples:
-  python3 cli/calibrate.py                   four numbers of this machine, for predictions of time
+  python3 cli/calibrate.py                   what this machine does in a second, for predictions of time
   python3 cli/calibrate.py workflow.json     what the convolutions of this workflow keep on this NVIDIA card as well
 
 exit status: 0 measured, 2 there is nothing to measure or it could not start"""

@@ -1,4 +1,4 @@
-"""Shows in under three minutes, on your own card and ComfyUI, that the pack does what it says there.
+"""Shows in a few minutes, on your own card and ComfyUI, that the pack does what it says there.
 
     python3 cli/check.py
 

@@ -1,4 +1,4 @@
-"""The commands of the README and the docs, as they are written there.
+"""The commands of the README, the docs and the templates' notes, as they are written there.
 
 What takes seconds is run. What takes minutes (the suite itself, a server for a browser, the demo) is read by the very
 parser that would run it, and the files that it names are there; `test_long_commands.py` and `test_demo.py` run it at
@@ -33,9 +33,12 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+    ROOT / "benchmarks" / "cards" / "README.md",
 ]
+NOTES = sorted((ROOT / "workflows").glob("*.json"))  # of the templates, where commands are in italics
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 INLINE = re.compile(r"`(python3 [^`\n]+)`")
+NOTED = re.compile(r"\*(python3 [^*\n]+)\*")
 CLONING = re.compile(r"git clone <")
 PLACE = re.compile(r"\b[A-Z]{3,}\b")  # stands for a name that the reader puts there
 RUN = ("estimate", "fit")  # of cli/: they answer in seconds
@@ -51,6 +54,8 @@ def commands(language: str) -> Iterator[str]:
                 yield from filter(str.strip, block.splitlines())
         if language == "sh":
             yield from INLINE.findall(text)
+    if language == "sh":
+        yield from (line for note in NOTES for line in NOTED.findall(note.read_text(encoding="utf-8")))
 
 
 SHELL = list(dict.fromkeys(line for line in commands("sh") if not CLONING.search(line)))
@@ -118,6 +123,18 @@ def test_a_command_is_one(line: str, folder: Path, server: Server) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip()
+
+
+@pytest.mark.parametrize("name", ["calibrate", "check", "estimate", "fit"])
+def test_the_examples_of_the_help_are_commands(name: str) -> None:
+    """Read: what is told beside each begins after two blanks."""
+    examples: str = importlib.import_module(f"headroom.cli.{name}").EXAMPLES
+    lines = [line.strip().partition("  ")[0] for line in examples.splitlines() if line.startswith("  python3 ")]
+    assert lines
+    for line in lines:
+        _, script, *arguments = shlex.split(line)
+        assert Path(script).stem == name
+        read_as_script(script, arguments)
 
 
 @pytest.mark.parametrize("line", [line for line in SHELL if line.startswith("curl ")])
