@@ -29,7 +29,7 @@ def _storage_inputs() -> list[io.Input]:
             options=list(COMPUTE_CHOICES),
             default="auto",
             tooltip="What a layer computes in; its weight is brought to it for the length of the call. auto: what the"
-            " model was loaded to compute in.",
+            " model was loaded to compute in, in text encoders float32.",
         ),
         io.String.Input(
             "skip",
@@ -58,7 +58,7 @@ def _cache_input() -> io.String.Input:
         optional=True,
         advanced=True,
         tooltip="A file name, for machines whose RAM cannot hold the model twice: it is converted into"
-        " output/headroom/NAME.safetensors layer by layer and read from there, now and next time. Empty: no file.",
+        " output/headroom/NAME.….safetensors layer by layer and read from there, now and next time. Empty: no file.",
     )
 
 
