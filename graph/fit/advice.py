@@ -31,6 +31,7 @@ TEXTS, LOADERS = ("TextEncode", "CLIPLoader"), ("CheckpointLoader", "UNETLoader"
 FOUR_BITS = ("nvfp4", "asym_w4a8_int8")  # the smallest of Layerwise Casting's storages
 IN_TILES = "feathered"
 TO_A_FILE = "VAE Decode to Video writes each frame to the file as it is decoded"
+LESS_WORK = "make the picture smaller or the video shorter"
 LEAST, STEP = 0.25, 0.15  # of a limit that is advised to be lowered, and by how much
 SHOWN = 2  # of what would be inserted
 
@@ -76,7 +77,7 @@ def _for_sampler(prompt: Prompt, number: str, node: str) -> str:
     quality, less = prompt[fit]["inputs"].get("quality", "exact"), _less(prompt[fit])
     more = [less] * bool(less) + ["quality near_exact"] * (quality == "exact")
     given = f"give that {' and '.join(more)}, or " if more else ""
-    return f"{node} is behind Make It Fit (node {fit}) already: {given}make the picture smaller"
+    return f"{node} is behind Make It Fit (node {fit}) already: {given}{LESS_WORK}"
 
 
 def _for_vae(prompt: Prompt, number: str, node: str) -> str:
@@ -89,7 +90,7 @@ def _for_vae(prompt: Prompt, number: str, node: str) -> str:
         )
     if kind not in LOW_MEMORY and _kind(prompt, str(wrapped)) == FIT:
         less = _less(prompt[str(wrapped)])
-        smaller = f"give that {less}" if less else "make the picture smaller"
+        smaller = f"give that {less}" if less else LESS_WORK
         return f"{node} decodes as Make It Fit (node {wrapped}) planned: {smaller}"
     settings = prompt[number if kind in LOW_MEMORY else str(wrapped)]["inputs"]
     what = "it" if kind in LOW_MEMORY else f"Low-Memory VAE (node {wrapped})"

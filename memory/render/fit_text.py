@@ -37,7 +37,7 @@ def why_nothing_fits(fit: Fit) -> str:
             f"decoding: {tried.refusal}" if tried.stage is None
             else f"decoding needs {format_bytes(tried.stage.peak)} ({tried.stage.method})"
         )  # fmt: skip
-    advice = "make the picture or the batch smaller"
+    advice = "make the picture, batch or video smaller"
     if QUALITIES[fit.quality] < Loss.APPROXIMATE:
         better = "near_exact" if fit.quality == "exact" else "any"
         advice = f"set quality to {better}, which allows more, or {advice}"

@@ -91,7 +91,7 @@ def advise(forecast: Forecast) -> Iterator[str]:
         elif stage.work == "training":
             yield f"{over}: put Training Memory before Train LoRA; Will Training Fit? tells what each plan takes"
         elif stage.work == "sampling":
-            yield f"{over}: make the picture or the batch smaller, or sample guidance in turns (Make It Fit does)"
+            yield f"{over}: make the picture, batch or video smaller, or sample guidance in turns (Make It Fit does)"
         elif stage.work in ("vision", "sound", "upscale"):
             yield f"{over}: take a smaller model for it, or the same in fewer bits"
         else:

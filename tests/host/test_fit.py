@@ -53,7 +53,7 @@ QUALITIES = ("exact", "near_exact", "any")
 SIZE = r"\d+(\.\d\d)? [MG]B"
 SAMPLING = rf"sampling needs {SIZE} at least \([^;]+\)"
 DECODING = rf"decoding(: exact strips need {SIZE} at least| needs {SIZE} \([^;]+\))"
-ADVICE = r"(Set quality to (near_exact|any), which allows more, or m|M)ake the picture or the batch smaller"
+ADVICE = r"(Set quality to (near_exact|any), which allows more, or m|M)ake the picture, batch or video smaller"
 WHY_NOT = re.compile(rf"{SIZE} are allowed and nothing fits: ({SAMPLING}|({SAMPLING}; )?{DECODING})\. {ADVICE}\.")
 
 

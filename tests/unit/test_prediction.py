@@ -346,6 +346,7 @@ class TestForecast:
         told = render_forecast(self.forecast(250, in_strips))
         assert "put Low-Memory VAE" not in told
         assert "give it a smaller vram_budget_gb" in told
+        assert "video smaller" in render_forecast(self.forecast(250, self.stage("sampling", 100, 300 * MiB, 100)))
 
     def test_what_keeps_to_what_there_is_says_what_it_takes_else(self) -> None:
         decode = replace(self.stage("decode", 100, 100 * MiB, 100), up_to=300 * MiB)

@@ -11,7 +11,7 @@ FORETOLD = {
     "HeadroomTrainingEstimate": "**Will Training Fit?** predicts it",
     "HeadroomEstimate": "**Will It Fit?** predicts it",
 }
-BEFOREHAND = "To know beforehand, put **Will It Fit?** before the sampler"
+BEFOREHAND = "*Will this run here?* (menu *Edit*) tells before a download"
 
 
 def files_of(node: Node) -> list[str]:
