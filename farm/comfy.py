@@ -129,7 +129,7 @@ class Comfy:
 
     async def upload(self, name: str, content: bytes, folder: str) -> None:
         """Puts a file into the server's input folder, under a folder of ours."""
-        form = aiohttp.FormData()
+        form = aiohttp.FormData(quote_fields=False)  # quoted, a name with a space or an umlaut arrives as another one
         form.add_field("image", content, filename=name)
         form.add_field("subfolder", folder)
         form.add_field("overwrite", "true")

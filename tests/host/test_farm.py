@@ -18,10 +18,11 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,13 @@ import pytest
 from aiohttp import web
 from PIL import Image
 
-from headroom.farm import journal
+from headroom.farm import comfy, journal
+from headroom.farm.actor import ComfyActor
 from headroom.farm.cluster import NEEDED
 from headroom.farm.command import CANNOT
+from headroom.farm.driver import Driver, Settings
+from headroom.farm.prompts import read
+from headroom.farm.workers import workers
 from headroom.graph.version import pack_version
 from headroom.tools.server.client import Client
 from headroom.tools.server.server import Server, free_port
@@ -280,6 +285,33 @@ def test_a_cancel_takes_back_what_runs(servers: list[Server], tmp_path: Path) ->
     assert journal.states(journal.lines(out))[lines(out, "job")[0]["job"]].status == "waiting"
 
 
+class Process:
+    """In the place of one of Ray's beside a server: its prompt runs until it is taken back."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return SimpleNamespace(remote=lambda *given: asyncio.ensure_future(getattr(self, f"_{name}")(*given)))
+
+    async def _hello(self) -> dict[str, Any]:
+        return {"status": "there", "comfyui": "1", "headroom": pack_version()}
+
+    async def _ask(self, *given: Any) -> dict[str, Any]:
+        return {"status": "fits", "seconds": 1.0}
+
+    async def _shown(self) -> dict[str, Any]:
+        return {}
+
+    async def _run(self, *given: Any) -> dict[str, Any]:
+        await self.ended.wait()
+        return {"status": "interrupted", "seconds": 1.0, "reason": "somebody interrupted it on the server", "cached": 0}
+
+    async def _cancel(self, prompt_id: str) -> None:
+        self.ended.set()
+        await asyncio.sleep(0.05)
+
+
 def test_the_process_beside_a_server_is_killed(servers: list[Server], tmp_path: Path) -> None:
     """Ray starts it again; what the server still does is taken back, and each prompt comes once."""
     paths, out = written(tmp_path, [graph(21, 128, steps=60), graph(22, 64)]), tmp_path / "out"
@@ -363,6 +395,54 @@ def test_workers_that_cannot_be_used(tmp_path: Path) -> None:
     assert "it points elsewhere" in said
     assert "http://127.0.0.1:1 does not answer" in said
     assert "Traceback" not in run.stdout + run.stderr
+
+
+def asked_of(app: web.Application, question: Callable[[ComfyActor], Awaitable[Any]]) -> Any:
+    """What an actor makes of a server that does not do as it should."""
+
+    async def asked() -> Any:
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", port := free_port()).start()
+        actor = ComfyActor({"url": f"http://127.0.0.1:{port}"})
+        try:
+            return await asyncio.wait_for(question(actor), 20)
+        finally:
+            await actor._server().close()
+            await runner.cleanup()
+
+    return asyncio.run(asked())
+
+
+def answering(paths: dict[str, Any], largest: int = 2**20) -> web.Application:
+    """A server that answers so, whatever it is asked for there."""
+    app = web.Application(client_max_size=largest)
+    for path, answer in paths.items():
+
+        async def said(request: web.Request, answer: Any = answer) -> web.Response:
+            await request.post()
+            return web.Response(text=answer) if isinstance(answer, str) else web.json_response(answer)
+
+        app.router.add_route("*", path, said)
+    return app
+
+
+WHOLE = {"/object_info": {"LoadImage": {"input": {}}}, "/headroom/estimate": {"verdict": "resident", "complete": True}}
+LOADS = {"1": {"class_type": "LoadImage", "inputs": {"image": "headroom_farm/1/a.png"}}}
+
+
+@pytest.mark.parametrize("name", ["my photo.png", "für dich.png", "图.png"])
+def test_a_file_arrives_under_its_name(name: str) -> None:
+    arrived = list[str]()
+
+    async def take(request: web.Request) -> web.Response:
+        arrived.append((await request.post())["image"].filename)  # type: ignore[union-attr]
+        return web.json_response({})
+
+    app = answering(WHOLE)
+    app.router.add_post("/upload/image", take)
+    asked_of(app, lambda actor: actor.ask(LOADS, {}, {f"headroom_farm/1/{name}": b"x"}))
+    assert arrived == [name]
 
 
 PASSWORD = "Authorization: Bearer open-sesame"
