@@ -78,6 +78,7 @@ class Driver:
         try:
             await self._run()
         except asyncio.CancelledError:
+            await self._tasks.end()  # who follows a prompt would take it for one that somebody else has interrupted
             await self._take_back()
             raise
         except OSError as error:
@@ -294,3 +295,4 @@ class Driver:
             if state.status == "sent" and (one := self.roster.get(state.worker)) is not None:
                 await answer_of(one.actor.cancel.remote(state.prompt_id))
                 self._journal.write("back", job=name, reason="the run was cancelled")
+                state.status = "waiting"

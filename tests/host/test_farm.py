@@ -312,6 +312,28 @@ class Process:
         await asyncio.sleep(0.05)
 
 
+def test_what_a_cancel_ends_is_no_failure(tmp_path: Path) -> None:
+    """Where several servers run something, one of them has ended before the last is asked."""
+    paths = [Path(path) for path in written(tmp_path, [graph(seed, 64) for seed in range(3)])]
+    found, log = workers([f"http://{name}:1" for name in "abc"]), journal.Journal(tmp_path / "out")
+
+    async def cancelled() -> dict[str, journal.State]:
+        driver = Driver(read(paths), found, {one.name: Process() for one in found}, log, Settings(log.folder))
+        run = asyncio.ensure_future(driver.run())
+        while Counter(state.status for state in driver.states.values())["sent"] < len(paths):
+            await asyncio.sleep(0.01)
+        run.cancel()
+        with suppress(asyncio.CancelledError):
+            await run
+        return driver.states
+
+    states = asyncio.run(cancelled())
+    log.close()
+    assert [line["reason"] for line in lines(log.folder, "back")] == ["the run was cancelled"] * 3
+    assert not lines(log.folder, "failed")
+    assert {state.status for state in states.values()} == {"waiting"}
+
+
 def test_the_process_beside_a_server_is_killed(servers: list[Server], tmp_path: Path) -> None:
     """Ray starts it again; what the server still does is taken back, and each prompt comes once."""
     paths, out = written(tmp_path, [graph(21, 128, steps=60), graph(22, 64)]), tmp_path / "out"
