@@ -21,6 +21,7 @@ from .plain import MODEL_FILES, Address
 ANSWER = 30.0  # seconds for anything small
 ESTIMATE = 300.0  # for an estimate, which waits for the one before
 POLL = 0.5  # seconds between looks at the history, where no message comes
+SILENT = 30.0  # seconds between two pieces of a file
 GONE = 6.0  # seconds without any answer after which a server is gone
 FILE_LISTS = ("images", "gifs", "videos", "video", "audio", "3d", "latents", "files")
 PIECE = 2**20  # bytes of a file at a time
@@ -165,7 +166,7 @@ class Comfy:
         return json.loads(text) if text.strip() else {}
 
     def _answer(self, method: str, path: str, timeout: float | None, **sent: Any) -> _Answer:
-        limit = aiohttp.ClientTimeout(total=timeout, sock_connect=ANSWER)
+        limit = aiohttp.ClientTimeout(total=timeout, sock_connect=ANSWER, sock_read=None if timeout else SILENT)
         request = self._session.request(method, self.address.url + path, timeout=limit, allow_redirects=False, **sent)
         return _Answer(request, self.address.url)
 

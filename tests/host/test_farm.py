@@ -467,6 +467,26 @@ def test_a_file_arrives_under_its_name(name: str) -> None:
     assert arrived == [name]
 
 
+def test_a_server_that_falls_silent_within_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its machine has lost its power: what came is not taken for the whole, and not waited for for ever."""
+    monkeypatch.setattr(comfy, "SILENT", 0.5)
+
+    async def begin(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        answer.content_length = 100
+        await answer.prepare(request)
+        await answer.write(b"x")
+        await asyncio.sleep(15)
+        return answer
+
+    async def fetched(actor: ComfyActor) -> list[bytes]:
+        return [piece async for piece in actor.fetch({"filename": "a.png"})]
+
+    app = web.Application()
+    app.router.add_get("/view", begin)
+    assert asked_of(app, fetched) == []
+
+
 PASSWORD = "Authorization: Bearer open-sesame"
 
 
