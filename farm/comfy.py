@@ -162,8 +162,12 @@ class Comfy:
     async def _json(self, method: str, path: str, body: Any = None, timeout: float = ANSWER) -> Any:
         sent = {} if body is None else {"json": body}
         async with self._answer(method, path, timeout, **sent) as response:
-            text = await response.text()
-        return json.loads(text) if text.strip() else {}
+            body = await response.read()
+        try:
+            return json.loads(body) if body.strip() else {}
+        except ValueError as error:
+            said = "answers with what is no JSON: is it a ComfyUI, and does nobody before it want a password?"
+            raise Unreachable(f"{self.address.url} {said}") from error
 
     def _answer(self, method: str, path: str, timeout: float | None, **sent: Any) -> _Answer:
         limit = aiohttp.ClientTimeout(total=timeout, sock_connect=ANSWER, sock_read=None if timeout else SILENT)

@@ -449,6 +449,13 @@ def answering(paths: dict[str, Any], largest: int = 2**20) -> web.Application:
     return app
 
 
+def test_a_page_in_the_place_of_answers() -> None:
+    """Whoever stands before the server wants a password of a person."""
+    answer = asked_of(answering({"/system_stats": "<html>Sign in</html>"}), lambda actor: actor.hello())
+    assert answer["status"] == "unreachable"
+    assert "answers with what is no JSON: is it a ComfyUI" in answer["reason"]
+
+
 WHOLE = {"/object_info": {"LoadImage": {"input": {}}}, "/headroom/estimate": {"verdict": "resident", "complete": True}}
 LOADS = {"1": {"class_type": "LoadImage", "inputs": {"image": "headroom_farm/1/a.png"}}}
 
