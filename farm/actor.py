@@ -56,10 +56,17 @@ class ComfyActor:
             terms: of the estimate.
             uploads: by their names, files that it reads: they are put there first, since their sizes matter.
         """
-        if missing := lacking(prompt, self._choices):
-            return {"status": "lacks", "reason": "lacks " + ", ".join(missing)}
         try:
+            if not self._choices:  # Ray has started this process anew
+                self._choices = await self._server().choices()
+            if missing := lacking(prompt, self._choices):
+                return {"status": "lacks", "reason": "lacks " + ", ".join(missing)}
             await self._put(uploads)
+        except Refused as error:
+            return {"status": "lacks", "reason": f"does not take what the prompt reads ({error})"}
+        except Unreachable as error:
+            return {"status": UNREACHABLE, "reason": str(error)}
+        try:
             found = await self._server().estimate(prompt, terms)
         except Refused as error:
             # Nothing of it takes memory of a card, and all of it was looked at: it fits anywhere.

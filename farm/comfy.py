@@ -271,7 +271,8 @@ def _refused(status: int, body: str) -> Refused:
         nodes = answer.get("node_errors") or {}
         parts = [str(answer["error"].get("message", "")), *(_node(*one) for one in nodes.items())]
         return Refused("; ".join(filter(None, parts)), answer)
-    hint = {401: ": it wants a password, see --header", 403: ": it forbids that", 404: ": it has no such page"}
+    hint = {401: ": it wants a password, see --header", 403: ": it forbids that", 404: ": it has no such page",
+            413: ": it takes nothing so large, start it with a higher --max-upload-size"}  # fmt: skip
     moved = ": it points elsewhere, name that address itself" if 300 <= status < 400 else ""
     return Refused(f"status {status}{hint.get(status, moved)}")
 

@@ -460,6 +460,17 @@ WHOLE = {"/object_info": {"LoadImage": {"input": {}}}, "/headroom/estimate": {"v
 LOADS = {"1": {"class_type": "LoadImage", "inputs": {"image": "headroom_farm/1/a.png"}}}
 
 
+def test_a_process_that_ray_has_started_anew_knows_what_is_there() -> None:
+    assert asked_of(answering(WHOLE), lambda actor: actor.ask(LOADS, {}, {}))["status"] == "fits"
+
+
+def test_a_file_that_is_too_large_for_a_server() -> None:
+    app = answering(WHOLE | {"/upload/image": {}}, largest=100)
+    answer = asked_of(app, lambda actor: actor.ask(LOADS, {}, {"headroom_farm/1/a.png": b"x" * 1000}))
+    assert answer["status"] == "lacks"
+    assert "start it with a higher --max-upload-size" in answer["reason"]
+
+
 @pytest.mark.parametrize("name", ["my photo.png", "für dich.png", "图.png"])
 def test_a_file_arrives_under_its_name(name: str) -> None:
     arrived = list[str]()
