@@ -71,7 +71,11 @@ class Comfy:
         self.address = address
         context = ssl.create_default_context(cadata=address.ca) if address.ca else True
         connector = aiohttp.TCPConnector(ssl=context)
-        self._session = aiohttp.ClientSession(connector=connector, headers=dict(address.headers), trust_env=False)
+        watched = aiohttp.TraceConfig()
+        watched.on_request_redirect.append(_stay)
+        self._session = aiohttp.ClientSession(
+            connector=connector, headers=dict(address.headers), trust_env=False, trace_configs=[watched]
+        )
 
     async def close(self) -> None:
         """Ends the connection."""
@@ -280,6 +284,11 @@ def _refused(status: int, body: str) -> Refused:
 def _node(number: str, node: Mapping[str, Any]) -> str:
     reasons = [f"{one.get('message', '')}: {one.get('details', '')}" for one in node.get("errors", ())]
     return f"node {number} ({node.get('class_type')}): {', '.join(reasons)}"
+
+
+async def _stay(*told: Any) -> None:
+    """A websocket is not asked whether it follows redirects: it would, with the headers."""
+    raise aiohttp.ClientError("it points elsewhere")
 
 
 def _said(error: BaseException) -> str:

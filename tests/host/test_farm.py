@@ -505,6 +505,23 @@ def test_a_server_that_falls_silent_within_a_file(monkeypatch: pytest.MonkeyPatc
     assert asked_of(app, fetched) == []
 
 
+def test_nothing_is_followed_elsewhere() -> None:
+    """Nor is a websocket, with the password that the headers may hold."""
+    seen = list[str]()
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        seen.append(request.path)
+        raise web.HTTPFound("/another")
+
+    async def heard(actor: ComfyActor) -> list[Any]:
+        return [message async for message in actor._server().listen("me")]
+
+    app = web.Application()
+    app.router.add_get("/{any}", elsewhere)
+    assert asked_of(app, heard) == []
+    assert seen == ["/ws"]
+
+
 PASSWORD = "Authorization: Bearer open-sesame"
 
 
