@@ -99,6 +99,7 @@ class Driver:
         await self._adopt()
         self._tasks.start(self._ask_all())
         self._tasks.start(self._look())
+        self._tasks.start(self._call_back())
         while not self._over():
             self._tasks.changed.clear()
             self._give_out()
@@ -126,11 +127,7 @@ class Driver:
             if state.status != "sent":
                 continue
             one, job = self.roster.get(state.worker), self.jobs[name]
-            if (
-                one is None
-                or one.prompt_id
-                or not (await answer_of(one.actor.knows.remote(state.prompt_id))).get("known")
-            ):
+            if one is None or one.prompt_id or not await one.has(state.prompt_id):
                 if one is not None:  # it may wait behind the one that is gone on with
                     await answer_of(one.actor.cancel.remote(state.prompt_id))
                 state.status = "waiting"
@@ -249,19 +246,23 @@ class Driver:
 
     # ------------------------------------------------------------------------------------------ what goes on
     async def _look(self) -> None:
-        """Now and then: a wish to drain, workers that are back, what each shows."""
-        jobs, last = {kind: some[0] for kind, some in self._by_kind().items()}, time.monotonic()
+        """Now and then: a wish to drain, what each worker shows."""
         while True:
             await asyncio.sleep(LOOK)
             if (self._settings.out / journals.DRAIN).exists() and not self.draining:
                 self.draining = True
                 self._told("draining: what runs is finished, nothing more is given out")
             await self.roster.look()
-            if time.monotonic() - last > AGAIN:
-                await self.roster.call_back(jobs)
-                self._refuse_stranded()
-                last = time.monotonic()
             self._tasks.changed.set()  # the schedule may have left a job to a worker that is later than was expected
+
+    async def _call_back(self) -> None:
+        """Now and then, workers that are back: beside the rest, since one that is silent is waited for."""
+        jobs = {kind: some[0] for kind, some in self._by_kind().items()}
+        while True:
+            await asyncio.sleep(AGAIN)
+            await self.roster.call_back(jobs)
+            self._refuse_stranded()
+            self._tasks.changed.set()
 
     def _over(self) -> bool:
         """Whether nothing is left to wait for.
@@ -294,5 +295,5 @@ class Driver:
         for name, state in self.states.items():
             if state.status == "sent" and (one := self.roster.get(state.worker)) is not None:
                 await answer_of(one.actor.cancel.remote(state.prompt_id))
-                self._journal.write("back", job=name, reason="the run was cancelled")
                 state.status = "waiting"
+                self._journal.write("back", job=name, reason="the run was cancelled")

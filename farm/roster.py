@@ -42,6 +42,10 @@ class Standing:
     orphan: str = ""
     shown: Mapping[str, Any] = field(default_factory=dict)
 
+    async def has(self, prompt_id: str) -> bool:
+        """Whether a prompt waits, runs or has ended there."""
+        return bool((await answer_of(self.actor.knows.remote(prompt_id))).get("known"))
+
     async def pieces(self, entry: Mapping[str, str]) -> AsyncIterator[bytes]:
         """A file of its outputs; the last piece is empty, and without it the file is not whole."""
         import ray

@@ -32,6 +32,7 @@ from aiohttp import web
 from PIL import Image
 
 from headroom.farm import comfy, journal
+from headroom.farm import driver as driver_module
 from headroom.farm.actor import ComfyActor
 from headroom.farm.cluster import NEEDED
 from headroom.farm.command import CANNOT
@@ -332,6 +333,43 @@ def test_what_a_cancel_ends_is_no_failure(tmp_path: Path) -> None:
     assert [line["reason"] for line in lines(log.folder, "back")] == ["the run was cancelled"] * 3
     assert not lines(log.folder, "failed")
     assert {state.status for state in states.values()} == {"waiting"}
+
+
+class Silent(Process):
+    """Of a server that does not answer: it is waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    async def _hello(self) -> dict[str, Any]:
+        self.asked += 1
+        await asyncio.sleep(30.0 * (self.asked > 1))
+        return {"status": "unreachable", "reason": "it does not answer"}
+
+
+def test_who_is_silent_holds_up_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drain is seen while a server that is gone is asked whether it is back."""
+    monkeypatch.setattr(driver_module, "AGAIN", 0.1)
+    jobs, silent = read([Path(path) for path in written(tmp_path, [graph(1, 64)])]), Silent()
+    found, log = workers([f"http://{name}:1" for name in "ab"]), journal.Journal(tmp_path / "out")
+
+    async def drained() -> bool:
+        driver = Driver(
+            jobs, found, dict(zip((one.name for one in found), (Process(), silent))), log, Settings(log.folder)
+        )
+        run = asyncio.ensure_future(driver.run())
+        while silent.asked < 2:
+            await asyncio.sleep(0.01)
+        journal.drain(log.folder)
+        await asyncio.sleep(1.0)
+        run.cancel()
+        with suppress(asyncio.CancelledError):
+            await run
+        return driver.draining
+
+    assert asyncio.run(drained())
+    log.close()
 
 
 def test_the_process_beside_a_server_is_killed(servers: list[Server], tmp_path: Path) -> None:
