@@ -14,6 +14,7 @@ import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,16 @@ WITHOUT_MEANING = (*SEEDS, "filename_prefix")  # to how long a prompt takes and 
 BATCH, LATENT = "batch_size", "LatentFromBatch"
 SIZES = ("width", "height", "length", BATCH)
 SAMPLERS = ("sampler_name",)
-# Those of the host that draw no noise but the first; any other may draw some at each step, over the whole batch.
+# Those of the host, by name or as nodes of their own, that draw no noise but the first and take each picture by itself;
+# any other may draw some at each step, over the whole batch, or choose its steps by all of it (dpm_adaptive).
 WITHOUT_NOISE = {
-    "euler", "euler_cfg_pp", "heun", "heunpp2", "dpm_2", "lms", "dpm_fast", "dpm_adaptive", "dpmpp_2m",
+    "euler", "euler_cfg_pp", "heun", "heunpp2", "dpm_2", "lms", "dpm_fast", "dpmpp_2m",
     "dpmpp_2m_cfg_pp", "ddim", "uni_pc", "uni_pc_bh2", "ipndm", "ipndm_v", "deis", "res_multistep",
-    "res_multistep_cfg_pp", "gradient_estimation", "gradient_estimation_cfg_pp",
+    "res_multistep_cfg_pp", "gradient_estimation", "gradient_estimation_cfg_pp", "SamplerLMS", "SamplerEulerCFGpp",
 }  # fmt: skip
+SAMPLER, SAMPLING = "Sampler", ("SamplerCustom", "SamplerCustomAdvanced")  # nodes that are one, and that run any
+LATENTS = {"StableCascade_EmptyLatentImage": (0, 1)}  # a node's outputs that are latents, where not the first alone
+CELL, NORMALS = 8, 4  # px of an Empty Latent Image's; cells of whose 4 channels PyTorch draws 16 numbers at once
 BROWSERS = "is in the browser's format: export it with Workflow > Export (API), which is what a server runs"
 SUM = 12  # hexadecimal digits of a job's sum that its id shows
 
@@ -209,31 +214,48 @@ def _parts(job: Job) -> Iterator[Job]:
         raise BadWorkflow(
             f"{job.source}: the batch of node {number} ({kind}) is no empty latent, which alone can be split"
         )
-    notes = (*job.notes, _note(job.prompt))
+    notes = (*job.notes, _note(job.prompt, job.prompt[number]))
     for index in range(size):
         yield replace(job, prompt=_part(job.prompt, number, index), notes=notes)
 
 
 def _part(prompt: Prompt, number: str, index: int) -> Prompt:
     """The prompt with one picture of the batch that a node makes."""
-    cut = next(str(free) for free in range(1, len(prompt) + 2) if str(free) not in prompt)
-    made = copy.deepcopy(prompt)
+    free = (str(one) for one in count(1) if str(one) not in prompt)
+    made, cuts = copy.deepcopy(prompt), dict[int, str]()
+    latents = LATENTS.get(prompt[number]["class_type"], (0,))
     for node in made.values():
         for name, value in node["inputs"].items():
-            if is_link(value) and value[0] == number and value[1] == 0:
-                node["inputs"][name] = [cut, 0]
-    made[cut] = {"class_type": LATENT, "inputs": {"samples": [number, 0], "batch_index": index, "length": 1}}
+            if is_link(value) and value[0] == number and value[1] in latents:
+                if value[1] not in cuts:
+                    cuts[value[1]] = next(free)
+                node["inputs"][name] = [cuts[value[1]], 0]
+    for output, cut in cuts.items():
+        inputs = {"samples": [number, output], "batch_index": index, "length": 1}
+        made[cut] = {"class_type": LATENT, "inputs": inputs}
     return made
 
 
-def _note(prompt: Prompt) -> str:
-    """What splitting does to the pictures."""
+def _note(prompt: Prompt, made_by: Mapping[str, Any]) -> str:
+    """What splitting does to the pictures.
+
+    Args:
+        made_by: the node that makes the batch.
+    """
     names = {str(value) for node in prompt.values() for name, value in node["inputs"].items() if name in SAMPLERS}
+    names |= {kind for node in prompt.values() if (kind := node["class_type"]).startswith(SAMPLER)} - {*SAMPLING}
     drawing = sorted(names - WITHOUT_NOISE)
     if drawing:
         return (
             f"split by batch: {', '.join(drawing)} may draw noise at each step over the whole batch, so that these"
             " pictures are others than those of the batch in one piece"
+        )
+    sides = [made_by["inputs"].get(name) for name in ("width", "height")]
+    is_known = made_by["class_type"] == "EmptyLatentImage" and all(type(side) is int for side in sides)
+    if is_known and math.prod(side // CELL for side in sides) % NORMALS:
+        return (
+            f"split by batch: at {sides[0]} x {sides[1]} PyTorch draws other numbers picture by picture, so that with"
+            " models of 4 latent channels (SD1.5, SDXL) these pictures are others than those of the batch in one piece"
         )
     return "split by batch: the same first noise as in the batch in one piece, computed one picture at a time"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from headroom.farm import journal, prompts, results
 from headroom.farm.journal import Journal, TwoDrivers
@@ -126,6 +127,46 @@ def test_a_batch_becomes_its_pictures(tmp_path: Path) -> None:
 def test_a_sampler_that_draws_noise_is_named(tmp_path: Path) -> None:
     (job,) = prompts.read([written(tmp_path, "a.json", prompt(batch=2, sampler="euler_ancestral"))])
     assert all("euler_ancestral may draw noise" in part.notes[0] for part in prompts.split([job]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"sampler": "dpm_adaptive"}, "dpm_adaptive may draw noise"),  # its steps are chosen by all of the batch
+        ({"width": 1000, "height": 1000}, "at 1000 x 1000 PyTorch draws other numbers"),
+        ({"width": 1000, "height": 1024}, "the same first noise"),
+    ],
+)
+def test_what_splitting_does_is_told(changed: dict[str, Any], said: str) -> None:
+    (part, _) = prompts.split([Job("a", prompt(batch=2, **changed), "a.json")])
+    assert said in part.notes[0]
+
+
+@pytest.mark.parametrize("sides", [(104, 104), (125, 125), (125, 128), (90, 65)])
+def test_what_is_told_of_noise_is_so(sides: tuple[int, int]) -> None:
+    """As ComfyUI draws it: of a batch at once, of a part picture by picture."""
+    whole = torch.randn(2, 4, *sides, generator=torch.manual_seed(3))
+    drawn = torch.manual_seed(3)
+    same = torch.equal(whole, torch.cat([torch.randn(1, 4, *sides, generator=drawn) for _ in range(2)]))
+    (part, _) = prompts.split([Job("a", prompt(batch=2, width=8 * sides[1], height=8 * sides[0]), "a.json")])
+    assert ("the same first noise" in part.notes[0]) == same
+
+
+def test_a_sampler_that_is_a_node_is_named() -> None:
+    one = prompt(batch=2) | {"8": {"class_type": "SamplerCustom", "inputs": {}}}
+    assert "the same first noise" in prompts.split([Job("a", one, "a.json")])[0].notes[0]
+    one["9"] = {"class_type": "SamplerEulerAncestral", "inputs": {}}
+    assert "SamplerEulerAncestral may draw noise" in prompts.split([Job("a", one, "a.json")])[0].notes[0]
+
+
+def test_both_latents_of_a_cascade_are_cut() -> None:
+    one = prompt(batch=2)
+    one["4"]["class_type"] = "StableCascade_EmptyLatentImage"
+    one["9"] = {"class_type": "KSampler", "inputs": {"latent_image": ["4", 1]}}
+    _, second = prompts.split([Job("a", one, "a.json")])
+    for number, output in (("5", 0), ("9", 1)):
+        cut = second.prompt[second.prompt[number]["inputs"]["latent_image"][0]]
+        assert cut["inputs"] == {"samples": ["4", output], "batch_index": 1, "length": 1}
 
 
 def test_batches_that_cannot_be_split() -> None:
