@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import urllib.parse
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -118,6 +119,8 @@ def _header(line: str) -> tuple[str, str]:
 
 def _certificates(path: str) -> str:
     try:
-        return Path(path).read_text(encoding="ascii")
-    except (OSError, UnicodeDecodeError) as error:
+        text = Path(path).read_text(encoding="ascii")
+        ssl.create_default_context(cadata=text or " ")  # of nothing it would take the system's
+        return text
+    except (OSError, ValueError) as error:
         raise ValueError(f"--ca: {path} cannot be read as certificates (PEM)") from error

@@ -236,6 +236,14 @@ def test_workers_that_make_no_sense(named: list[str], said: str) -> None:
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nno\n-----END CERTIFICATE-----\n"])
+def test_certificates_that_are_none(tmp_path: Path, text: str) -> None:
+    """Before anything is sent: of an empty file the system's would have been trusted."""
+    (tmp_path / "own.pem").write_text(text)
+    with pytest.raises(ValueError, match=r"--ca: .*own\.pem cannot be read as certificates"):
+        workers(["https://a:1"], ca=str(tmp_path / "own.pem"))
+
+
 def test_headers_that_make_no_sense() -> None:
     with pytest.raises(ValueError, match="--header"):
         workers(["http://a:1"], ["no colon"])
