@@ -17,6 +17,7 @@ from .cluster import FarmError, actors, cluster, require_libraries
 from .workers import Worker, workers
 
 DONE, SOME_NOT, CANNOT, CANCELLED = 0, 1, 2, 130
+ENDS = ("SIGINT", "SIGTERM", "SIGHUP")  # the last where its terminal is closed; Windows has none
 EXAMPLES = """examples:
   python3 -m farm run prompts/*.json --workers http://192.168.0.2:8188 http://192.168.0.3:8188
   python3 -m farm run big.json --workers "http://127.0.0.1:8188#gpu=rtx 3060 12gb,limit=0.8" --split batch
@@ -79,6 +80,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return CANNOT
+    except KeyboardInterrupt:  # before anything was sent
+        return CANCELLED
+
+
+def _ends() -> Iterator[int]:
+    """Signals that end a program, but for that of a terminal which it was started to outlive (nohup)."""
+    for name in ENDS:
+        number = getattr(signal, name, None)
+        if number is not None and (name != "SIGHUP" or signal.getsignal(number) is not signal.SIG_IGN):
+            yield number
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -87,6 +98,8 @@ def _run(options: argparse.Namespace) -> int:
     if not named and options.start < 1:
         workers(named)
     require_libraries()
+    for number in _ends():  # each as Ctrl-C does: what it has started ends with it
+        signal.signal(number, signal.default_int_handler)
     journal = journals.Journal(options.out)
     try:
         with _servers(options) as own:
@@ -109,7 +122,7 @@ async def _driven(
     settings = Settings(options.out, options.unpredicted, options.wait)
     driver = Driver(jobs, found, by_name, journal, settings, lambda line: console.print(line, markup=False))
     run = asyncio.ensure_future(driver.run())
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in _ends():
         with contextlib.suppress(NotImplementedError):  # Windows: Ctrl-C ends the program, and the journal knows
             asyncio.get_running_loop().add_signal_handler(number, run.cancel)
     try:

@@ -47,7 +47,7 @@ def started(count: int, comfyui: str | None, folder: Path, arguments: Sequence[s
     try:
         for number in range(count):
             own = ("--cuda-device", str(number)) if cards else ()
-            running.append(_start(host, folder / f"worker-{number + 1}", [*own, *arguments]))
+            running.append(_start(host, folder.resolve() / f"worker-{number + 1}", [*own, *arguments]))
         for number, (port, process) in enumerate(running):
             _wait(port, process, folder / f"worker-{number + 1}" / "server.log")
         yield [f"http://{LOOPBACK}:{port}" for port, _ in running]

@@ -560,6 +560,27 @@ def test_nothing_is_followed_elsewhere() -> None:
     assert seen == ["/ws"]
 
 
+@pytest.mark.parametrize("how", [signal.SIGHUP, signal.SIGTERM])
+def test_what_it_has_started_ends_with_it(tmp_path: Path, how: signal.Signals) -> None:
+    """Also while that begins; and where --out is relative it is so to the farm's folder."""
+    host, mark = tmp_path / "host", tmp_path / "mark"
+    (host / "comfy").mkdir(parents=True)
+    told = f"import json, os, sys, time; open({str(mark)!r}, 'w').write(json.dumps([os.getpid(), sys.argv]))"
+    (host / "main.py").write_text(f"{told}; time.sleep({LONGEST})")
+    more = ("--start", "1", "--comfyui", str(host), "--server-args=--cpu")
+    out = Path(os.path.relpath(tmp_path / "out", PACK))
+    driver = subprocess.Popen(command(written(tmp_path, [graph(1, 64)]), out, *more), cwd=PACK)
+    try:
+        until(lambda: mark.exists() and mark.read_text())
+        process, arguments = json.loads(mark.read_text())
+        driver.send_signal(how)
+        assert driver.wait(30) == 130
+        until(lambda: not psutil.pid_exists(process), 10)
+    finally:
+        driver.kill()
+    assert f"--output-directory={tmp_path / 'out' / 'worker-1' / 'output'}" in arguments
+
+
 PASSWORD = "Authorization: Bearer open-sesame"
 
 
