@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -28,7 +29,7 @@ from headroom.host.bands import cluster as cluster_module
 from headroom.host.bands import gathered, joining
 from headroom.host.bands.cluster import RayCrew, crew_of
 from headroom.host.bands.devices import DeviceCrew
-from headroom.host.bands.named import DEVICES, cluster_named, workers_path
+from headroom.host.bands.named import DEVICES, NamedCluster, cluster_named, workers_path
 from headroom.host.bands.sent import SentModule, packed, put_together, taken_apart, unpacked
 from headroom.host.streaming import choice
 from headroom.host.streaming.bands import InBands
@@ -278,6 +279,17 @@ def test_nobody_there(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> 
     write(**{NAME: {**desk, "address": "127.0.0.1:9"}})
     with pytest.raises(ValueError, match=r"no Ray cluster at 127\.0\.0\.1:9 lets this server in.*ray start --head"):
         decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
+
+
+def test_a_cluster_that_encrypts_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said in plain text to see whether it is there (RAY_USE_TLS)."""
+    let_in = list[NamedCluster]()
+    monkeypatch.setattr(joining, "_let_in", lambda ray, named: let_in.append(named))
+    monkeypatch.setattr(joining, "TO_ANSWER", 2.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        named = NamedCluster(NAME, f"127.0.0.1:{silent.getsockname()[1]}")
+        joining.join(named)
+    assert let_in == [named]
 
 
 def test_the_cluster_is_gone() -> None:
