@@ -197,7 +197,8 @@ class RayCrew:
         board = self.ray.remote(self.carried.Board).options(num_cpus=0, max_concurrency=1000).remote()
         drawn, asked, bands = packed(random_state(task.device)), list[Any](), shares(budgets, task.height)
         for one, share, budget in zip(crew, bands, budgets):
-            work = self.ray.put({**plain(task.part(share, budget)), "random": drawn})
+            random = {"random": drawn, "random_of": task.device.type}
+            work = self.ray.put({**plain(task.part(share, budget)), **random})
             asked.append(one.actor.band.remote(board, share.rank, list(share.cuts), share.grain, key, work))
         try:
             if task.talks:

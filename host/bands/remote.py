@@ -55,12 +55,14 @@ def band(model: Any, board: Any, rank: int, cuts: Sequence[int], grain: int, wor
     """A band of an encode or decode; its tensor packed."""
     peers = RayPeers(board, rank)
     device = model_management.get_torch_device()
-    set_random_state(device, unpacked(work.pop("random"), HOST))
+    # A device of another kind has random numbers of its own, which know no state of this one's.
+    common = None if work.pop("random_of") == device.type else 1
+    set_random_state(device, unpacked(work.pop("random"), HOST)[:common])
     asked = work_of(work)
     share = Share(rank, tuple(cuts), grain)
     answer = computed(model, asked, share, peers, device, peers.tell)
     if answer["status"] == "done":
-        answer["random"] = packed(random_state(device))
+        answer["random"] = packed(random_state(device)[:common])
         answer["measured"] = peers.received
         (answer["band"],) = packed([answer["band"]])
     elif answer["status"] != "lost":

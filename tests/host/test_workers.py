@@ -26,7 +26,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from headroom.host.bands import cluster as cluster_module
-from headroom.host.bands import gathered, joining
+from headroom.host.bands import gathered, joining, remote
 from headroom.host.bands.cluster import RayCrew, crew_of
 from headroom.host.bands.devices import DeviceCrew
 from headroom.host.bands.named import DEVICES, NamedCluster, cluster_named, workers_path
@@ -361,6 +361,19 @@ def test_every_kind_arrives_whole(name: str) -> None:
     expected = vae.first_stage_model.decode(x)
     torch.manual_seed(5)
     assert torch.equal(arrived.decode(x), expected)
+
+
+def test_random_numbers_of_another_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server on Metal asks cards of NVIDIA's: what the CPU draws is the same, and no other state fits."""
+    given = list[int]()
+    monkeypatch.setattr(remote, "set_random_state", lambda device, states: given.append(len(states)))
+    monkeypatch.setattr(remote, "computed", lambda *asked: {"status": "lost"})
+    monkeypatch.setattr(remote, "work_of", lambda fields: None)
+    monkeypatch.setattr(remote.RayPeers, "__init__", lambda *asked: None)
+    for kind in (CPU.type, "mps"):
+        states = packed([torch.get_rng_state()] * 2)
+        remote.band(None, None, 0, [0, 1], 1, {"random": states, "random_of": kind})
+    assert given == [2, 1]
 
 
 def picture_of(client: Client, result: Result) -> Image.Image:
