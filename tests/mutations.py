@@ -2763,6 +2763,12 @@ BANDS = (
         ),
     ),
     *_of(
+        "host/bands/devices.py",
+        BAND_TESTS,
+        ("workers: of its own devices one that ran out of memory ends all", "if not short or not left:", "if True:"),
+        ("workers: a device without a number counts twice", "other.index != (device.index or 0)", "other != device"),
+    ),
+    *_of(
         "host/bands/gathered.py",
         BAND_TESTS,
         ("workers: bands lie over each other", "first += band.shape[dim]", "first += 0"),

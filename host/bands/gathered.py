@@ -143,18 +143,19 @@ class GatheredRun:
         self.on_strip(share, None)
 
 
-def crew_for(name: str, vae: Any, limit_gb: float, weights: int) -> Crew:
+def crew_for(name: str, vae: Any, limit_gb: float, weights: int, make: Callable[[float], None]) -> Crew:
     """The crew of a name: this machine's devices, or a cluster that the server's owner has named.
 
     Args:
         limit_gb: bytes of each of this machine's devices, weights included; 0 = its total minus the host's reserve.
         weights: bytes of the VAE's.
+        make: has the host free so many bytes on the VAE's device, beside the weights.
 
     Raises:
         ValueError: there is none; the sentence says what to do.
     """
     if name == DEVICES:
-        return DeviceCrew.of(vae.device, limit_gb, weights)
+        return DeviceCrew.of(vae.device, limit_gb, weights, make)
     from .cluster import crew_of
 
     return crew_of(cluster_named(name))

@@ -88,8 +88,12 @@ def computed(
     peers: Peers,
     device: torch.device,
     on_strip: Callable[[float], None],
+    make: Callable[[float], None] = lambda needed: None,
 ) -> dict[str, Any]:
     """The band of the result, or why there is none: plain values, since other processes have classes of their own.
+
+    Args:
+        make: called with the bytes of each plan, before it runs.
 
     Returns:
         ``status``: done, does_not_fit, overflow, not_exact, out_of_memory, lost, interrupted or failed. Of what is
@@ -97,7 +101,7 @@ def computed(
         ``strips``, ``passes``; else ``why`` or ``least``.
     """
     try:
-        return _computed(model, work, share, peers, device, on_strip)
+        return _computed(model, work, share, peers, device, on_strip, make)
     except DoesNotFit as error:
         return {"status": "does_not_fit", "least": error.least}
     except StoreOverflow as error:
@@ -114,12 +118,19 @@ def computed(
 
 
 def _computed(
-    model: Any, work: BandWork, share: Share, peers: Peers, device: torch.device, on_strip: Callable[[float], None]
+    model: Any,
+    work: BandWork,
+    share: Share,
+    peers: Peers,
+    device: torch.device,
+    on_strip: Callable[[float], None],
+    make: Callable[[float], None],
 ) -> dict[str, Any]:
     least, talk, draw_again = list[int](), Talk(peers, _kept), random_numbers(device)
     with torch.inference_mode():
         for number, way in enumerate(_agreed(peers, share, _ways(model, work, device))):
             run = _run(model, work, share, peers, device, way, on_strip)
+            run.on_plan = lambda schedule: make(schedule.peak)
             run.steps = count(number << STEPS)  # no way takes what another one was given
             if share.rank == 0:  # which draws for all
                 draw_again()

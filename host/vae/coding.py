@@ -145,7 +145,7 @@ class Coder:
         weights = self.room.weights()
         if settings.workers == DEVICES:
             self.room.make(0)
-        crew = crew_for(settings.workers, vae, settings.vram_budget_gb, weights)
+        crew = crew_for(settings.workers, vae, settings.vram_budget_gb, weights, self.room.make)
         half = settings.store == "float16" and vae.vae_dtype.itemsize > 2
         return BandedPass(vae, crew, half, self.geometry.strip_rows(), lambda text: notice(row, text))
 

@@ -26,11 +26,12 @@ from safetensors.torch import load
 from torch import Tensor
 
 from headroom.host.bands import cluster as cluster_module
-from headroom.host.bands import gathered, joining, remote
+from headroom.host.bands import devices, gathered, joining, remote
 from headroom.host.bands.cluster import RayCrew, crew_of
 from headroom.host.bands.devices import DeviceCrew
 from headroom.host.bands.named import DEVICES, NamedCluster, cluster_named, workers_path
 from headroom.host.bands.sent import SentModule, packed, put_together, taken_apart, unpacked
+from headroom.host.bands.work import computed
 from headroom.host.streaming import choice
 from headroom.host.streaming.bands import InBands
 from headroom.host.vae import coding
@@ -491,6 +492,42 @@ class TestDevices:
         model_management.interrupt_current_processing(True)
         with pytest.raises(model_management.InterruptProcessingException):
             decoded(exact("sd", workers=DEVICES, tile_size=16), input_of("sd", "decode"))
+
+    def test_one_that_runs_out_of_memory_gets_a_lower_band(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """And draws the same random numbers again; the report has the bytes that it was left with."""
+        asked, made = list[tuple[int, float]](), list[float]()
+
+        def short_at_first(model: Any, work: Any, share: Any, peers: Any, *others: Any) -> dict[str, Any]:
+            asked.append((share.rank, work.budget))
+            if share.rank and work.budget > 0.6e9:
+                peers.table.fail(share.rank)
+                return {"status": "out_of_memory", "why": "16 GiB"}
+            return computed(model, work, share, peers, *others)
+
+        monkeypatch.setattr(devices, "computed", short_at_first)
+        monkeypatch.setattr(coding, "crew_for", lambda *given: DeviceCrew([CPU] * 2, [1e9] * 2, made.append))
+        torch.manual_seed(5)
+        result = decoded(exact("ltx_noise", workers=DEVICES), input_of("ltx_noise", "decode"))
+        assert sorted(asked) == [(0, 1e9)] * 3 + [(1, 0.7 * 0.7 * 1e9), (1, 0.7 * 1e9), (1, 1e9)]
+        assert [text.split(" (")[0] for text in last_row().notices] == ["cpu"] * 2
+        assert "ran out of memory: tried again with a lower band" in last_row().notices[0]
+        assert made
+        assert max(made) <= 1e9, "what is asked of the host is what is planned"
+        torch.manual_seed(5)
+        alone = decoded(exact("ltx_noise"), input_of("ltx_noise", "decode"))
+        assert psnr(result, alone) >= NEAR_ENOUGH
+
+    def test_one_that_never_has_room(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(coding, "crew_for", lambda *given: DeviceCrew([CPU] * 2, [1e9] * 2))
+        monkeypatch.setattr(devices, "computed", lambda *given: {"status": "out_of_memory", "why": "16 GiB"})
+        with pytest.raises(model_management.OOM_EXCEPTION, match=r"cpu .* ran out of memory \(16 GiB\)"):
+            decoded(exact("sd", workers=DEVICES), input_of("sd", "decode"))
+
+    def test_a_device_without_a_number_is_the_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Metal's has none: it is not to share its memory with itself."""
+        monkeypatch.setattr(devices, "_alike", lambda device: [torch.device("mps", 0)])
+        monkeypatch.setattr(devices, "memory_budget", lambda device, limit: 1e9)
+        assert DeviceCrew.of(torch.device("mps"), 0, 0).devices == [torch.device("mps")]
 
     def test_what_does_not_fit(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(coding, "crew_for", lambda *given: DeviceCrew([CPU] * 2, [1e5, 1e5]))
