@@ -2144,6 +2144,20 @@ WORKFLOWS = (
         ("dynamic VRAM: the exact VAE reads pages", "if self._own is not None or not own.bytes:", "if True:"),
     ),
     *_of(
+        "host/vae/coding.py",
+        "emulator/test_dynamic_vram_vae.py",
+        ("dynamic VRAM: bands read pages", "staying() if are_here else", "staying() if not are_here else"),
+    ),
+    *_of(
+        "host/bands/sent.py",
+        "emulator/test_dynamic_vram_vae.py",
+        (
+            "dynamic VRAM: the host's pages go to other processes",
+            "any(map(is_kept_by_host, own)):",
+            "False:",
+        ),
+    ),
+    *_of(
         "host/vae/strips.py",
         "emulator/test_dynamic_vram_vae.py",
         ("exact VAE: a run that ends early keeps its strips", "run.close()  # also", "pass  # also"),

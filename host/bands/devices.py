@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +17,7 @@ from ...vae.exact.bands.peers import PeerLost
 from ...vae.exact.bands.talk import talk_with
 from ...vae.exact.bands.threads import ThreadPeers, together
 from ..core.device import memory_budget
+from ..offload.own_weights import copied
 from .crew import MOST_TRIES, NARROWER, CrewReport, Task, raise_unless_done, report_of, shares
 from .work import computed
 
@@ -116,7 +116,7 @@ def _on(model: Any, device: torch.device, at: torch.device) -> Any:
         return model
     size = sum(one.nbytes for one in model.parameters())
     model_management.free_memory(size, device)
-    return copy.deepcopy(model).to(device)
+    return copied(model, device)
 
 
 def _name(device: torch.device) -> str:

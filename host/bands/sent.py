@@ -9,6 +9,7 @@ import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -16,9 +17,11 @@ from torch import Tensor, nn
 
 from ...vae.exact.bands.talk import HOST
 from ..attention.in_vae import AttentionInStrips
+from ..offload.own_weights import is_kept_by_host, without_host
 from .work import BandWork
 
 TENSOR = "tensor"
+PROTOCOL = 5  # of pickle
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def _pickler() -> Any:
 
     class Pickler(CloudPickler):
         def __init__(self, out: io.BytesIO, tensors: list[Tensor]) -> None:
-            super().__init__(out, protocol=5)
+            super().__init__(out, protocol=PROTOCOL)
             self.tensors, self.numbers, self.held = tensors, dict[int, int](), list[Tensor]()
 
         def persistent_id(self, thing: Any) -> Any:
@@ -65,13 +68,17 @@ def _pickler() -> Any:
             if id(thing) not in self.numbers:
                 self.numbers[id(thing)] = len(self.tensors)
                 self.held.append(thing)  # so that no other tensor gets its id
-                self.tensors.append(thing.detach().cpu())
+                self.tensors.append(torch.zeros_like(thing, device=HOST) if thing.is_meta else thing.detach().cpu())
             return (self.numbers[id(thing)], isinstance(thing, nn.Parameter))
 
         def reducer_override(self, thing: Any) -> Any:
             # The pack has another name there: the host's own function goes, and is followed there anew.
             if isinstance(thing, AttentionInStrips):
                 return operator.getitem, ([thing.original], 0)
+            own = getattr(thing, "__dict__", {})  # of a layer: what of it is the host's stays here
+            if not isinstance(thing, (type, ModuleType)) and any(map(is_kept_by_host, own)):
+                make, given, state, *rest = thing.__reduce_ex__(PROTOCOL)
+                return make, given, without_host(state), *rest
             return super().reducer_override(thing)
 
     return Pickler

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ PAGE = "_v"  # Host: a layer's place in dynamic VRAM; its parameters stay in RAM
 # Host: what is called with a weight that is brought, and what the page's weights alone go through before: the patches
 # that were loaded, as a LoRA's.
 FUNCTIONS = {"weight_function": "weight_lowvram_function", "bias_function": "bias_lowvram_function"}
+# Host: how the names begin of what it keeps with a model and its layers: pages and what was last read from them,
+# page-locked memory, and their owners, which give memory back when they go.
+KEPT_BY_HOST = ("_v_", "_pin", "_prefetch", "dynamic_")
 
 
 def without_page(layer: nn.Module) -> Callable[[], None]:
@@ -42,6 +46,45 @@ def without_page(layer: nn.Module) -> Callable[[], None]:
 
 def _nothing() -> None:
     pass
+
+
+def is_kept_by_host(name: str) -> bool:
+    """Whether an attribute of a model, layer or patch is dynamic VRAM's, and no part of what it computes."""
+    return name == PAGE or name.startswith(KEPT_BY_HOST)
+
+
+def without_host(own: Mapping[str, Any]) -> dict[str, Any]:
+    """A layer's attributes without what the host keeps there: as :func:`without_page` has it compute."""
+    kept = {name: thing for name, thing in own.items() if not is_kept_by_host(name)}
+    for name, patch in FUNCTIONS.items() if PAGE in own else ():
+        if own.get(patch) is not None:
+            kept[name] = [own[patch], *own.get(name, ())]
+    return kept
+
+
+def copied(module: nn.Module, device: torch.device) -> nn.Module:
+    """A copy of a module with its weights on another device, and nothing of the host's: a second owner of its pages
+    would give them back a second time."""
+    memo: dict[int, Any] = {}
+    for weight in (*module.parameters(), *module.buffers()):
+        there = torch.zeros_like(weight, device=device) if weight.is_meta else weight.detach().to(device)
+        memo[id(weight)] = nn.Parameter(there, requires_grad=False) if isinstance(weight, nn.Parameter) else there
+    for owner in _owners(module):
+        for name, thing in vars(owner).items():
+            if is_kept_by_host(name) and not isinstance(thing, (bool, int, float, str, type(None))):
+                memo[id(thing)] = None
+    made = copy.deepcopy(module, memo)
+    for layer in made.modules():
+        vars(layer).update(kept := without_host(vars(layer)))
+        for name in vars(layer).keys() - kept.keys():
+            del vars(layer)[name]
+    return made
+
+
+def _owners(module: nn.Module) -> list[Any]:
+    """All that the host keeps something with: the module, its layers, and patches that were loaded."""
+    patches = (vars(layer).get(patch) for layer in module.modules() for patch in FUNCTIONS.values())
+    return [*module.modules(), *(patch for patch in patches if hasattr(patch, "__dict__"))]
 
 
 class OwnWeights:

@@ -14,7 +14,7 @@ from ..bands.crew import Task
 from ..bands.gathered import BandedPass
 from ..chunks.chunks import Chunks, chunk_at
 from ..vae.coding import Coder
-from ..vae.room import NotExact
+from ..vae.room import NoRoom, NotExact
 from .source import Border, Onward, State, Take
 
 
@@ -45,13 +45,16 @@ class InBands:
         onward, watch = Onward(take, border, done), self.coder.geometry.watch(1)
         may_go_on = state is not None and chunk_at(self.kind, self.model, self.latent.shape[2], done)
         self.begins = (done, state or {}) if may_go_on else (0, {})
-        banded = self.coder.banded(self.row)
-        task = replace(
-            banded.task("decode", self.latent, {}, lambda share: watch.on_strip(share, None)),
-            on_chunk=lambda at, pieces, save: self._hand_on(onward, at, pieces, save),
-            begins=lambda: self.begins,
+        computed(
+            self.coder,
+            lambda banded: replace(
+                banded.task("decode", self.latent, {}, lambda share: watch.on_strip(share, None)),
+                on_chunk=lambda at, pieces, save: self._hand_on(onward, at, pieces, save),
+                begins=lambda: self.begins,
+            ),
+            self.latent,
+            self.row,
         )
-        computed(self.coder, banded, task, self.row)
 
     def _hand_on(self, onward: Onward, at: int, pieces: list[Tensor], save: Callable[[], State]) -> None:
         if at != onward.at:
@@ -67,18 +70,24 @@ class InBands:
         onward.border(kept)
 
 
-def computed(coder: Coder, banded: BandedPass, task: Task, row: Row) -> list[Tensor]:
+def computed(coder: Coder, task: Callable[[BandedPass], Task], x: Tensor, row: Row) -> list[Tensor]:
     """The bands of a video that comes, or is handed on, chunk by chunk.
+
+    Args:
+        x: the prepared input, or its likeness.
 
     Raises:
         BudgetTooSmall, CannotBeExact, OOM_EXCEPTION, RuntimeError: as the VAE nodes do.
     """
     bands: list[Tensor] = []
     try:
-        bands, banded.report = banded.crew.compute(task)
+        with coder.banded(row) as banded:
+            bands, banded.report = banded.crew.compute(task(banded))
+            row.lines[:] = banded.describe()
     except CannotRecord as error:
         coder.fallback.unrecorded(NotExact(str(error)), row)
     except DoesNotFit as error:
-        coder.fallback.does_not_fit(error, task.x, row)
-    row.lines[:] = banded.describe()
+        coder.fallback.does_not_fit(error, x, row)
+    except NoRoom as error:
+        coder.fallback.no_room(error, x, row)
     return bands

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -131,23 +133,30 @@ class Coder:
 
     def _in_bands(self, x: Tensor, row: Row) -> Tensor:
         """A prepared input in bands of several workers."""
-        banded = self.banded(row)
-        try:
-            out = self.strips.run(x, banded)
-        except CannotRecord as error:
-            raise NotExact(str(error)) from error
-        row.lines += banded.describe()
+        with self.banded(row) as banded:
+            try:
+                out = self.strips.run(x, banded)
+            except CannotRecord as error:
+                raise NotExact(str(error)) from error
+            row.lines += banded.describe()
         return out
 
-    def banded(self, row: Row) -> BandedPass:
-        """What slices that several workers compute share. Raises ValueError where there are none of that name."""
+    @contextmanager
+    def banded(self, row: Row) -> Iterator[BandedPass]:
+        """What slices that several workers compute share, with the weights on the first of this machine's devices.
+
+        Raises:
+            ValueError: there are no workers of that name.
+            NoRoom, OOM_EXCEPTION: as of :meth:`Room.staying`.
+        """
         settings, vae = self.geometry.settings, self.geometry.vae
-        weights = self.room.weights()
-        if settings.workers == DEVICES:
+        weights, are_here = self.room.weights(), settings.workers == DEVICES
+        if are_here:
             self.room.make(0)
         crew = crew_for(settings.workers, vae, settings.vram_budget_gb, weights, self.room.make)
         half = settings.store == "float16" and vae.vae_dtype.itemsize > 2
-        return BandedPass(vae, crew, half, self.geometry.strip_rows(), lambda text: notice(row, text))
+        with self.room.staying() if are_here else nullcontext():
+            yield BandedPass(vae, crew, half, self.geometry.strip_rows(), lambda text: notice(row, text))
 
     def in_tiles(self, x: Tensor, row: Row) -> Tensor:
         """A prepared input in feathered tiles."""

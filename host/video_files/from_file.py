@@ -175,13 +175,16 @@ class _Encoding:
 
     def _in_bands(self, kind: type[Chunks], row: Row) -> Tensor:
         """By several workers, to each of which its band of every chunk goes."""
-        likeness, banded = self._likeness(), self.coder.banded(row)
-        watch = self.coder.geometry.watch(1)
-        task = replace(
-            banded.task("encode", likeness, {}, lambda share: watch.on_strip(share, None)),
-            brings=lambda: self._prepared(kind(self.vae.first_stage_model, self.frames.count)),
+        likeness, watch = self._likeness(), self.coder.geometry.watch(1)
+        out = computed(
+            self.coder,
+            lambda banded: replace(
+                banded.task("encode", likeness, {}, lambda share: watch.on_strip(share, None)),
+                brings=lambda: self._prepared(kind(self.vae.first_stage_model, self.frames.count)),
+            ),
+            likeness,
+            row,
         )
-        out = computed(self.coder, banded, task, row)
         return torch.cat(out, -2).to(self.vae.vae_output_dtype())
 
     def _in_strips(self, kind: type[Chunks], row: Row) -> Tensor:

@@ -20,9 +20,14 @@ import torch
 from comfy.cli_args import args as host_arguments
 from torch import Tensor, nn
 
+from headroom.host.bands import devices
+from headroom.host.bands.devices import DeviceCrew
+from headroom.host.bands.named import DEVICES
+from headroom.host.bands.sent import SentModule, packed, put_together, taken_apart, unpacked
 from headroom.host.core.device import GB
 from headroom.host.measure.runs import LOG
-from headroom.host.offload.own_weights import PAGE
+from headroom.host.offload.own_weights import PAGE, copied, is_kept_by_host
+from headroom.host.vae import coding
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import low_memory_vae
 from headroom.vae.exact import ExactRun
@@ -38,6 +43,7 @@ WITHIN = 2e-5  # of the range of values
 LEFT = 1 << 18  # bytes: of a strip
 LATE = 150  # the strip before which a run ends: maps are stored by then
 LESS = 0.9  # of what was planned
+CPU = torch.device("cpu")
 
 
 def built(name: str) -> Any:
@@ -163,6 +169,40 @@ def cancel(card: Card) -> None:
         assert torch.equal(coded(vae, "decode", x), before)
 
 
+def share(card: Card, name: str, way: str) -> None:
+    """Two workers, one with a copy of the weights: no page is read, and none is given back by whoever has a copy."""
+    vae, x = built(name), given(name, way)
+    before, layers, start = coded(vae, way, x), paged(vae), settled(card)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "_on", lambda model, device, at: copied(model, device))
+        patch.setattr(coding, "crew_for", lambda *asked: DeviceCrew([vae.device] * 2, [1e9] * 2, asked[-1]))
+        with strips_of(vae, lambda: take_pages(vae)) as seen:
+            ours = coded(low_memory_vae(vae, VAESettings("exact", workers=DEVICES)), way, x)
+    print(f"{name} {way} by two: error {error_of(ours, before):.1e}, {LOG.rows('', '')[-1].lines}", file=sys.__stdout__)
+    assert error_of(ours, before) < WITHIN
+    assert seen.number > 1
+    assert seen.resident == 0, "no page beside the copies"
+    del ours
+    assert settled(card) <= start
+    assert all(PAGE in vars(layer) and layer.weight.device.type == "cpu" for layer in layers)
+    assert torch.equal(coded(vae, way, x), before)
+
+
+def send(name: str) -> None:
+    """What goes to another process has nothing of the host's, and computes the same."""
+    vae, x = built(name), given(name, "decode")
+    before = coded(vae, "decode", x)
+    sent = taken_apart(vae.first_stage_model)
+    arrived = put_together(SentModule(sent.structure, unpacked(packed(sent.tensors), CPU)), CPU)
+    assert not [attribute for layer in arrived.modules() for attribute in vars(layer) if is_kept_by_host(attribute)]
+    found = arrived.decode(x.to(vae.vae_dtype))
+    found = vae.process_output(found.float()).movedim(1, -1)
+    assert error_of(found, before) < WITHIN
+    del arrived, sent
+    gc.collect()
+    assert torch.equal(coded(vae, "decode", x), before)
+
+
 def test_pages_that_go(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_arguments, "fp32_vae", True)
     card.set()
@@ -171,6 +211,8 @@ def test_pages_that_go(card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
             for name in CELLS:
                 for way in ("decode", "encode"):
                     compare(card, name, way)
+                    share(card, name, way)
+                send(name)
             cancel(card)
     except BaseException:
         traceback.print_exc(file=sys.__stdout__)

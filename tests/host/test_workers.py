@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import json
+import operator
 import os
 import signal
 import socket
@@ -32,6 +33,7 @@ from headroom.host.bands.devices import DeviceCrew
 from headroom.host.bands.named import DEVICES, NamedCluster, cluster_named, workers_path
 from headroom.host.bands.sent import SentModule, packed, put_together, taken_apart, unpacked
 from headroom.host.bands.work import computed
+from headroom.host.offload.own_weights import copied, is_kept_by_host
 from headroom.host.streaming import choice
 from headroom.host.streaming.bands import InBands
 from headroom.host.vae import coding
@@ -362,6 +364,30 @@ def test_every_kind_arrives_whole(name: str) -> None:
     expected = vae.first_stage_model.decode(x)
     torch.manual_seed(5)
     assert torch.equal(arrived.decode(x), expected)
+
+
+class Owner:
+    """Of memory that goes with it, as a page of the host's: a second one would give it back a second time."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise AssertionError("copied")
+
+
+def test_what_the_host_keeps_is_in_no_copy() -> None:
+    """Of dynamic VRAM; the patches that it puts onto what it reads from a page go along."""
+    layer, owner = torch.nn.Conv2d(2, 2, 1, bias=False), Owner()
+    layer._v, layer._v_weight, layer._pin_state = (owner, 0, 4), torch.zeros(1), {"weights": owner}
+    layer.weight_function, layer.weight_lowvram_function = [operator.neg], operator.abs
+    model = torch.nn.Sequential(layer)
+    model.dynamic_vbars = {0: owner}
+    sent = taken_apart(model)
+    arrived = put_together(SentModule(sent.structure, unpacked(packed(sent.tensors), CPU)), CPU)
+    for made in (copied(model, CPU), arrived):
+        assert torch.equal(made[0].weight, layer.weight)
+        assert made[0].weight_function == [operator.abs, operator.neg]
+        assert not [name for one in made.modules() for name in vars(one) if is_kept_by_host(name)]
+    assert layer._v[0] is owner
+    assert layer.weight_function == [operator.neg]
 
 
 def test_random_numbers_of_another_kind_of_device(monkeypatch: pytest.MonkeyPatch) -> None:

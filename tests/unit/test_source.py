@@ -36,6 +36,7 @@ BESIDE = {
     ("vae", "offload"),
     ("vae", "bands"),
     ("bands", "attention"),
+    ("bands", "offload"),
 }  # arrows between rooms of one floor
 MOST_IN_A_ROOM = 10
 MOST_LINES, MOST_METHODS = 300, 20
