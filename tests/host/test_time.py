@@ -17,9 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 import nodes
 from headroom.host.attention.backend import apply_attention
+from headroom.host.core.wrapper_kinds import DIFFUSION_MODEL
 from headroom.host.following.calling import Nodes
 from headroom.host.following.inputs import Inputs
-from headroom.host.core.wrapper_kinds import DIFFUSION_MODEL
 from headroom.host.following.steps import CALLS
 from headroom.host.measure.runs import LOG
 from headroom.host.measure.speeds import kind_of_sampling, speed_path, with_speed
