@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 import time
 from typing import Any
@@ -27,7 +26,7 @@ def join(named: NamedCluster) -> Any:
     if named.token_file:
         os.environ["RAY_AUTH_TOKEN_PATH"] = named.token_file
     try:
-        import grpc  # noqa: F401  # Ray's clients speak by it
+        import grpc
         import ray
     except ImportError as error:
         raise ValueError(
@@ -35,11 +34,11 @@ def join(named: NamedCluster) -> Any:
             " 'ray[client]'"
         ) from error
     try:
-        host, _, port = named.address.rpartition(":")
-        # Ray itself tries for half a minute. It is left to Ray to speak, which may encrypt (RAY_USE_TLS).
-        socket.create_connection((host.strip("[]"), int(port)), TO_ANSWER).close()
+        if not _encrypts():  # where Ray encrypts, it alone can ask; it tries for half a minute
+            with grpc.insecure_channel(named.address) as channel:
+                grpc.channel_ready_future(channel).result(timeout=TO_ANSWER)
         _let_in(ray, named)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (grpc.FutureTimeoutError, ConnectionError, RuntimeError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [""])[-1][:200]
         raise ValueError(
             f"workers: {named.name}: no Ray cluster at {named.address} lets this server in"
@@ -60,3 +59,8 @@ def _let_in(ray: Any, named: NamedCluster) -> None:
             if not left:
                 raise
             time.sleep(1.0)
+
+
+def _encrypts() -> bool:
+    """Whether Ray speaks TLS: as Ray itself reads its variable."""
+    return os.environ.get("RAY_USE_TLS", "0").lower() in ("1", "true")

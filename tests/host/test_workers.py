@@ -285,12 +285,15 @@ def test_nobody_there(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_cluster_that_encrypts_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is said in plain text to see whether it is there (RAY_USE_TLS)."""
+    """Nothing is said in plain text to see whether it is there."""
     let_in = list[NamedCluster]()
     monkeypatch.setattr(joining, "_let_in", lambda ray, named: let_in.append(named))
     monkeypatch.setattr(joining, "TO_ANSWER", 2.0)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         named = NamedCluster(NAME, f"127.0.0.1:{silent.getsockname()[1]}")
+        with pytest.raises(ValueError, match="no Ray cluster at"):
+            joining.join(named)
+        monkeypatch.setenv("RAY_USE_TLS", "1")
         joining.join(named)
     assert let_in == [named]
 
