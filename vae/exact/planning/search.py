@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -10,6 +10,7 @@ import torch
 
 from ..operations.graph import Node
 from .choice import Choice
+from .given_up import exchanged, given_up, without
 from .planner import Planner
 from .schedule import Schedule
 
@@ -99,11 +100,7 @@ class Search:
             choice = replace(choice, strip_bytes=strip_bytes)
             schedule = self.planner.schedule(choice)
             yield schedule
-            while schedule.peak > self.budget:
-                tries = [self.planner.schedule(one) for one in self._given_up(schedule) if one.recomputed]
-                less = _best_exchange(schedule, tries)
-                if less is None:
-                    break
+            while schedule.peak > self.budget and (less := self._exchanged(schedule, self.planner.schedule)):
                 schedule = less
                 yield schedule
             choice = schedule.choice
@@ -140,7 +137,7 @@ class Search:
         """Maps given up one after the other: each the one that saves most bytes of the fullest pass for its time."""
         schedule = self._tallest(choice, lowest)
         while schedule.peak > self.budget:
-            lower = _best_exchange(schedule, [self._tallest(one, lowest) for one in self._given_up(schedule)])
+            lower = self._exchanged(schedule, lambda choice: self._tallest(choice, lowest))
             if lower is None:
                 return schedule
             schedule = lower
@@ -182,7 +179,7 @@ class Search:
         for _ in range(MOST_CHANGES if self.is_small else 1):
             if self._is_near(schedule, ideal):
                 break
-            choices = [*self._given_up(schedule, FULL), *self._kept_after_all(schedule)]
+            choices = [*self._given_up(schedule), *self._kept_after_all(schedule)]
             if not self._is_worth(len(choices) * len(self._heights()).bit_length(), schedule, ideal):
                 break
             tries = [self._tallest(one) for one in choices]
@@ -234,21 +231,14 @@ class Search:
 
     # ------------------------------------------------------------ changes
 
-    def _given_up(self, schedule: Schedule, full: float = 1.0) -> Iterator[Choice]:
+    def _given_up(self, schedule: Schedule) -> Iterator[Choice]:
         """Choices with one map of the fullest pass, or of all nearly as full, recomputed or parked in host memory."""
-        choice = schedule.choice
-        most = full * schedule.peak
-        alive = {
-            node: None
-            for index, peak in enumerate(schedule.peaks)
-            if peak >= most
-            for node in _stored_at(schedule, index)
-        }
-        for node in alive:
-            if node in self.planner.analysis.storable:
-                yield replace(choice, recomputed=choice.recomputed | {node}, parked=choice.parked - {node})
-            if self.planner.figures.link and not choice.outside and node not in choice.parked:
-                yield replace(choice, parked=choice.parked | {node})
+        for way, node in given_up(self.planner, schedule, FULL):
+            yield without(schedule.choice, way, [node])
+
+    def _exchanged(self, schedule: Schedule, plan: Callable[[Choice], Schedule]) -> Schedule | None:
+        """The next step of a descent; see :func:`exchanged`."""
+        return exchanged(self.planner, schedule, self.budget, plan, together=not self.is_small)
 
     def _kept_after_all(self, schedule: Schedule) -> Iterator[Choice]:
         """Choices with one map stored again that was parked or recomputed."""
@@ -271,26 +261,3 @@ class Search:
 def _on_a_slower_host(schedule: Schedule) -> float:
     """Seconds where the host takes longer for each kernel."""
     return schedule.seconds + DISPATCH * schedule.launches
-
-
-def _best_exchange(schedule: Schedule, tries: list[Schedule]) -> Schedule | None:
-    """The try that saves bytes of the fullest pass at the least time a byte; None if none saves any."""
-    fullest = max(range(len(schedule.peaks)), key=lambda index: schedule.peaks[index])
-    saved = schedule.peaks[fullest]
-    tries = [one for one in tries if one.peaks[fullest] < saved]
-    price = 1e-6 * schedule.seconds  # so that of those that cost no time the one that saves most wins
-
-    def cost(one: Schedule) -> float:
-        return (max(0.0, one.seconds - schedule.seconds) + price) / (saved - one.peaks[fullest])
-
-    return min(tries, key=cost, default=None)
-
-
-def _stored_at(schedule: Schedule, index: int) -> list[Node]:
-    """Stored maps that are there while a pass runs."""
-    born: list[Node] = []
-    for at, one in enumerate(schedule.passes[: index + 1]):
-        born += one.stored
-        if at < index:
-            born = [node for node in born if node not in one.last_reads]
-    return born
