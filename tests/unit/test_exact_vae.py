@@ -1084,6 +1084,22 @@ class TestRun:
         other.run(module, x[:, :, :-4])
         assert searched, "another size is another plan"
 
+    def test_what_does_not_fit_is_not_searched_for_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Of a long video it takes as long as a plan that fits."""
+        module, x, _ = wide()
+        plans: dict = {}
+        searched: list[float] = []
+        run = Search.run
+        monkeypatch.setattr(Search, "run", lambda *args, **kwargs: (searched.append(1), run(*args, **kwargs))[1])
+        refusals = []
+        for _ in range(2):
+            with pytest.raises(DoesNotFit) as refused:
+                ExactRun(0.5 * least_bytes(), plans=plans).run(module, x)
+            refusals.append(refused.value.least)
+        assert refusals[0] == refusals[1]
+        assert len(searched) == 1
+        ExactRun(refusals[0], plans=plans).run(module, x)
+
     def test_inference_mode(self) -> None:
         module, x = seeded(decoder), noise(1, 4, 6, 6)
         expected = ExactRun(rows=3).run(module, x)

@@ -123,7 +123,6 @@ class ExactRun:
         self.far: Hold | None = None
         self.remains = Remains()
         self.report = Report()
-        self._refused: dict[Hashable, PlannedBefore] = {}  # what needs least, of computations that do not fit
         self._explained: list[str] = []
         # The recorder must not hold the run: the last map, copied weights and the input are to go when the run goes.
         own = weakref.proxy(self)
@@ -242,16 +241,15 @@ class ExactRun:
         if self.offload:
             return self._explain(search.outside())
         key = (planner.signature(), self.budget, self.store, self.rows, search.has_far)
-        if key in self.plans:
-            return self._explain(planner.again(self.plans[key]), is_new=False)
-        refused = self._refused.get(key)
-        schedule, fits = search.run() if refused is None else (planner.again(refused), False)
-        self._explain(schedule, is_new=refused is None)
+        known = self.plans.get(key)
+        if known is None:
+            schedule, fits = search.run()
+            self.plans[key] = planner.remember(schedule.choice, fits)
+        else:
+            schedule, fits = planner.again(known), known.fits
+        self._explain(schedule, is_new=known is None)
         if not fits:
-            self._refused[key] = planner.remember(schedule.choice)
             self._too_large(schedule)
-            return schedule  # and not among the plans: a later run would take it for one that fits
-        self.plans[key] = planner.remember(schedule.choice)
         return schedule
 
     def _too_large(self, schedule: Schedule) -> None:

@@ -39,11 +39,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class PlannedBefore:
-    """A choice that knows its nodes by their places among those of the analysis, for another run's analysis."""
+    """A choice that knows its nodes by their places among those of the analysis, for another run's analysis.
+
+    Attributes:
+        fits: it keeps the budget; else it is what needs least, which is as long to find.
+    """
 
     choice: Choice
     recomputed: tuple[int, ...]
     parked: tuple[int, ...]
+    fits: bool = True
 
 
 def make_store(

@@ -56,12 +56,12 @@ class Planner:
         sent = tuple(at for at, node in enumerate(nodes) if node in self.analysis.sent)
         return (str(self.device), self.figures, self.beside, described, outside, sent, self.share)
 
-    def remember(self, choice: Choice) -> PlannedBefore:
+    def remember(self, choice: Choice, fits: bool = True) -> PlannedBefore:
         """A choice for later computations of the same signature."""
         places = {node: place for place, node in enumerate(self.analysis.first)}
         bare = replace(choice, recomputed=frozenset(), parked=frozenset())
         recomputed, parked = (tuple(places[node] for node in nodes) for nodes in (choice.recomputed, choice.parked))
-        return PlannedBefore(bare, recomputed, parked)
+        return PlannedBefore(bare, recomputed, parked, fits)
 
     def again(self, planned: PlannedBefore) -> Schedule:
         """The schedule of a remembered choice."""
