@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...vae import Direction
-from ...vae.exact import ExactRun
+from ...vae.exact import ExactRun, PlannedRun
 from .geometry import Geometry, least_cells
 
 FRAMES = 4  # that are scaled at a time where they lie in a file
@@ -83,7 +83,8 @@ class Decode(Geometry):
         run.beside = _copied(given, x)
         if not getattr(model, "comfy_has_chunked_io", False):
             return run.run(model.decode, x, **self.options)
-        buffer = self.result(model.decode_output_shape(x.shape), torch.float32, vae.output_device)
+        room = run.new if isinstance(run, PlannedRun) else self.result
+        buffer = room(model.decode_output_shape(x.shape), torch.float32, vae.output_device)
         if buffer.device.type == vae.device.type:
             run.beside.append(buffer.nbytes)
         return run.run(model.decode, x, output_buffer=buffer, **self.options)

@@ -12,9 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from headroom.host.measure.runs import LOG
+from headroom.host.vae import geometry
+from headroom.host.vae.fallback import BudgetTooSmall
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import decode_latent, low_memory_vae
-from headroom.memory.on_disk import SUFFIX
+from headroom.memory.on_disk import SUFFIX, on_disk
 
 from ..nightly import grid
 from .autoencoders import AUTOENCODERS
@@ -55,6 +58,26 @@ def test_the_same_frames_in_a_file(name: str, method: str) -> None:
     assert mapped() == before
     folder = Path(folder_paths.get_temp_directory()) / "headroom"
     assert not list(folder.glob(f"*{SUFFIX}"))
+
+
+def test_plans_take_no_room_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rows of all frames do not fit, other ways are planned while the first try still has its result."""
+    kind = AUTOENCODERS["wan21"]
+    x, exact = kind.latent(8, 12, cells_in_time=9), {"method": "exact", "frames_on_disk": True}
+    with pytest.raises(BudgetTooSmall) as refused:
+        decoded("wan21", x, vram_budget_gb=1e-3, **exact)
+    gc.collect()
+    before, taken = mapped(), list[int]()
+
+    def counted(*args: Any) -> Tensor:
+        room = on_disk(*args)
+        taken.append(mapped() - before)
+        return room
+
+    monkeypatch.setattr(geometry, "on_disk", counted)
+    found = decoded("wan21", x, vram_budget_gb=1.001 * refused.value.least / 2**30, **exact)
+    assert any("chunks of frames" in line for line in LOG.rows("", "")[-1].lines)
+    assert max(taken) < 1.1 * found.nbytes
 
 
 def test_a_disk_that_is_too_small_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,7 +77,7 @@ class ChunkedRun(PartsRun):
                 self.so_far = self.new(shape, piece.dtype, piece.device)
                 if self.so_far.device.type == self.bring(x[:, :, :1]).device.type:
                     self.beside = [*self.beside, self.so_far.nbytes]
-            self.so_far[:, :, done : done + piece.shape[2]] = piece
+            self._put(self.so_far[:, :, done : done + piece.shape[2]], piece)
             done += piece.shape[2]
 
         self._each(gather, x)
@@ -85,6 +85,10 @@ class ChunkedRun(PartsRun):
         assert whole is not None, "a video has a first frame"
         self.close()
         return whole
+
+    def _put(self, place: Tensor, frames: Tensor) -> None:
+        """The frames of a chunk to their place in the result."""
+        place.copy_(frames)
 
     def stream(self, take: Callable[[Tensor], None], module: Callable[..., Any], x: Tensor, **kwargs: Any) -> None:
         """As :meth:`run`, with the frames of each chunk handed on, in :attr:`out_dtype` on :attr:`out_device`."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .engine import ExactRun
+from .engine import ExactRun, zeros
 from .operations.graph import Node
 from .operations.leaves import Held
 from .operations.purposes import OUTPUTS, groups_of
@@ -28,12 +28,14 @@ class PlannedRun(ExactRun):
     """An :class:`ExactRun` that plans and does not run; :attr:`report` tells its peak.
 
     Maps that a run would leave for later passes are there without data and without memory, so that each later schedule
-    is planned as in a run, also on a device that has no room for it. No random numbers are drawn.
+    is planned as in a run, also on a device that has no room for it. No random numbers are drawn, and no room is taken
+    for the result, of which there may be no second one.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.recorder.draws = False
+        self.new = without_room
 
     def stream(self, take: Callable[[Tensor], None], module: Callable[..., Any], x: Tensor, **kwargs: Any) -> None:
         """Nothing is handed on."""
@@ -50,6 +52,11 @@ class PlannedRun(ExactRun):
                     self.remains.statistics[node, groups] = statistics_of(node, groups)
             for node in one.last_reads:
                 self.remains.free(node)
+
+
+def without_room(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor that has one value in the place of all, and is not written to."""
+    return torch.empty((), dtype=dtype, device=device).expand(tuple(shape))
 
 
 class UnbrokenRun(PlannedRun):
@@ -70,6 +77,10 @@ class FollowedRun(PlannedRun):
     """
 
     left: int | None = 0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.new = zeros
 
     def _run(self, schedule: Schedule, pairs: Sequence[tuple[Node, Target]], device: torch.device) -> None:
         followed = _highest(schedule)

@@ -47,6 +47,9 @@ class PlannedChunks(PlannedRun, ChunkedRun):
         self.recorder.place, self.least, self.far = PLACES["rows"], max(before, min(tried)), None
         return outs
 
+    def _put(self, place: Tensor, frames: Tensor) -> None:
+        """There is no result."""
+
     def _empty(self, node: Node) -> Tensor:
         return torch.empty(node.shape, dtype=node.dtype, device="meta")
 
