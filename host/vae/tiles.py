@@ -131,6 +131,9 @@ class TileCoder:
         geometry, wanted = self.geometry, self.geometry.settings
         first = geometry.frames(1)
         per_cell = max(1, geometry.frames(2) - first)
+        if any(geometry.frames(cells) != first + (cells - 1) * per_cell for cells in range(1, length + 1)):
+            # MiniMax H3's tiny one gives frames of five cells together: a tile between them would give others.
+            return TileRequest(length, 0, 0, geometry.frames, smallest=length)
         overlap = math.ceil(wanted.temporal_overlap / per_cell)
         size = wanted.temporal_size
         # As many cells as hold the frames that were asked for: the first cell is one frame, not per_cell.

@@ -17,6 +17,8 @@ from headroom.host.core.device import memory_budget
 from headroom.host.measure.runs import LOG
 from headroom.host.prediction.stages import own_card
 from headroom.host.prediction.vae import Coding, predict_coding
+from headroom.host.vae.coding import Coder
+from headroom.host.vae.directions import Decode
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import decode_latent, is_tileable, low_memory_vae, planned_vae
 from headroom.nodes.vae import HeadroomVAEDecode, HeadroomVAEEncode
@@ -160,6 +162,27 @@ class TestFeathered:
         result = low_memory_vae(load_vae("wan21"), settings).encode(pixels)
         assert result.shape == stock.shape
         assert psnr(result, stock) > 18
+
+
+def in_fives(cells: int) -> int:
+    """As ComfyUI says it of MiniMax H3's tiny autoencoder, since 0.33."""
+    return max(1, (cells - 2) // 5 * 17 + 5)
+
+
+def test_where_cells_give_frames_together_time_is_not_tiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    vae = AUTOENCODERS["taehv"].load()
+    latent = torch.zeros(1, vae.latent_channels, 12, 40, 24)
+    settings = VAESettings("feathered", tile_size=128, temporal_size=16, temporal_overlap=8)
+
+    def tiles_in_time() -> int:
+        coder = Coder(Decode(low_memory_vae(vae, settings), {}))
+        axes = [coder.tiles.plan(coder.geometry.prepare(latent), least).axes for least in (1, 99)]
+        assert all(len(rows.cells) > 1 for _, rows, _ in axes)
+        return max(len(time.cells) for time, _, _ in axes)
+
+    assert tiles_in_time() > 1
+    monkeypatch.setattr(vae, "upscale_ratio", (in_fives, *vae.upscale_ratio[1:]))
+    assert tiles_in_time() == 1
 
 
 class TestMemory:
