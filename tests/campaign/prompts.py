@@ -84,14 +84,14 @@ class Soak:
     """The same graphs again and again, with other seeds: nothing grows."""
 
     name = "soak"
+    BETWEEN = 50  # prompts from one look at what is settled to the next
 
     def __init__(self, stand: Stand) -> None:
         import psutil
 
-        self.stand, self.graphs = (
-            stand,
-            {name: graph for name, graph in api_graphs().items() if not name.startswith(("compare", "side"))},
-        )
+        self.stand, self.prompts = stand, 0
+        self.graphs = {name: graph for name, graph in api_graphs().items() if not name.startswith(("compare", "side"))}
+        stand.with_pack("settling")
         self.process = psutil.Process(stand.server.pid)
 
     def case(self, chance: random.Random) -> Found:
@@ -105,6 +105,11 @@ class Soak:
                 f"rss {self.process.memory_info().rss / 2**20:.1f} MB, {self.process.num_fds()} descriptors,"
                 f" {self.process.num_threads()} threads"
             )
+        self.prompts += 1
+        if self.prompts % self.BETWEEN == 1:
+            self.stand.client.free()
+            self.stand.client.post("/campaign/settle", {})
+            sizes += f", settled {self.process.memory_info().rss / 2**20:.1f} MB"
         return Found(found.outcome if found.outcome == FINE else RAW, name, f"{sizes} {found.detail}".strip())
 
 
