@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from ...attention import AttentionCall, BlockPlace
@@ -103,7 +104,7 @@ class LocalAttentionOverride(Override):
     def _measure(
         self, out: Tensor, call: AttentionCall, grid: TokenGrid, errors: MeasuredErrors, key: CallPlace
     ) -> None:
-        with outside_recording():
+        with outside_recording(), torch.no_grad():  # in a training too: what is kept of it would keep the step's graph
             errors.add(key, unread_error(out, call.q, call.k, call.v, call.scale, grid, SAMPLED_ROWS))
 
     def begin(self, options: dict[str, Any]) -> None:

@@ -10,13 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from headroom.attention import AttentionCall
+from headroom.attention import AttentionCall, parse_blocks
 from headroom.attention.local import PATTERNS, TokenGrid, Window
 from headroom.host.attention.backend import apply_attention
-from headroom.host.attention.grids import find_grid
-from headroom.host.attention.local import LocalAttentionOverride, apply_local_attention, make_pattern
+from headroom.host.attention.grids import SHAPES, Shapes, find_grid
+from headroom.host.attention.local import (
+    ERRORS,
+    LocalAttentionOverride,
+    MeasuredErrors,
+    apply_local_attention,
+    make_pattern,
+)
+from headroom.host.attention.override import Selection
 from headroom.host.core import compat
 from headroom.host.core.compat import OVERRIDE
+from headroom.host.core.families import picture_only
 from headroom.host.measure.runs import LOG
 from headroom.memory import Row
 from headroom.nodes.local_attention import HeadroomLocalAttention
@@ -218,6 +226,18 @@ class TestError:
         first = sample(model, family, steps=3)
         assert torch.equal(sample(model, family, steps=3), first)
         assert ran()["local"] > 0
+
+    def test_what_is_measured_in_a_training_keeps_no_graph(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It lies there until the next step, and what it was computed from with it."""
+        kept: list[Tensor] = []
+        monkeypatch.setattr(MeasuredErrors, "add", lambda self, key, error: kept.append(error))
+        override = LocalAttentionOverride(Selection(parse_blocks("all")), pattern=Window(radius=1, block=4))
+        shapes = Shapes(layout=picture_only, network="", grid=(1, 8, 8), text=5)
+        options = {SHAPES: shapes, ERRORS: {override.identity: MeasuredErrors()}}
+        with torch.inference_mode(False), torch.enable_grad():
+            q = torch.randn(1, 64, 8, requires_grad=True)
+            assert override(None, q, q, q, 2, transformer_options=options).requires_grad
+        assert [error.requires_grad for error in kept] == [False]
 
 
 class TestTogether:
