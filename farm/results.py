@@ -85,7 +85,8 @@ async def _fetch(part: Path, entry: Mapping[str, str], fetch: Fetched) -> dict[s
 
 def _free_name(part: Path, filename: str) -> str:
     """The server's own name, without folders, and counted where two are the same."""
-    name = re.sub(r'[\\/:*?"<>|\x00-\x1f]+', "-", filename).strip(". ")[-150:] or "file"
+    name = re.sub(r'[\\/:*?"<>|\x00-\x1f]+', "-", filename).strip(". ")
+    name = name.encode()[-150:].decode(errors="ignore") or "file"  # a file system counts bytes
     stem, dot, end = name.rpartition(".")
     stem, end = (stem, f".{end}") if dot else (name, "")
     tries = [name, *(f"{stem}-{number}{end}" for number in range(2, 1000))]

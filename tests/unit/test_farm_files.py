@@ -388,6 +388,12 @@ def test_results_appear_whole(tmp_path: Path) -> None:
     assert results.finished(tmp_path, "job") == ["a.png", "b.png"]
 
 
+def test_a_long_name_is_cut_by_its_bytes(tmp_path: Path) -> None:
+    (name,) = stored(tmp_path, {f"{100 * '夢'}.png": [b"1", b""]})
+    assert len(name.encode()) <= 150
+    assert name == f"{48 * '夢'}.png"
+
+
 def test_a_file_that_broke_off_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(results.NotWhole):
         stored(tmp_path, {"a.png": [b"12"]})
