@@ -85,7 +85,10 @@ def advise(forecast: Forecast) -> Iterator[str]:
     for stage in forecast.too_big():
         over = f"{stage.work} needs {format_bytes(stage.least)} at least, {format_bytes(forecast.allowed)} are allowed"
         if stage.work in ("encode", "decode") and stage.method.startswith(("exact", "feathered")):
-            yield f"{over}: give it a smaller vram_budget_gb, or the method feathered (approximate), or make it smaller"
+            yield (
+                f"{over}: give its node a smaller vram_budget_gb or, where it has that, the method feathered"
+                " (approximate), or make it smaller"
+            )
         elif stage.work in ("encode", "decode"):
             yield f"{over}: put Low-Memory VAE before it, which does it exactly in less"
         elif stage.work == "training":

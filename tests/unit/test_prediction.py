@@ -345,7 +345,7 @@ class TestForecast:
         in_strips = replace(forecast.stages[0], method="exact, in strips")
         told = render_forecast(self.forecast(250, in_strips))
         assert "put Low-Memory VAE" not in told
-        assert "give it a smaller vram_budget_gb" in told
+        assert "give its node a smaller vram_budget_gb or, where it has that, the method feathered" in told
         assert "video smaller" in render_forecast(self.forecast(250, self.stage("sampling", 100, 300 * MiB, 100)))
 
     def test_what_keeps_to_what_there_is_says_what_it_takes_else(self) -> None:
