@@ -17,7 +17,7 @@ from ..core.wrapper_kinds import APPLY_MODEL, OUTER_SAMPLE
 from ..measure.wrappers import measure_sampling, wrap
 from .budget import Budget, loads_by_the_host, plan_budget, set_budget
 from .host_internals import check_calls, check_model
-from .layers import Layers
+from .layers import Layers, streams_nothing
 from .offloaded_sampling import Offload, OffloadedSampling, streamed
 from .watermark import cannot_limit
 
@@ -84,7 +84,7 @@ def cannot_budget(model: ModelPatcher) -> str | None:
         return "no budget: another node pack has put its own loading in the place of the host's"
     if model.load_device.type == "mps" or state is comfy.model_management.VRAMState.SHARED:
         return "no budget: this device shares its memory with the CPU"
-    if state is comfy.model_management.VRAMState.HIGH_VRAM:
+    if streams_nothing():
         return "no budget: ComfyUI was started with --highvram or --gpu-only"
     return cannot_limit(model)
 

@@ -100,6 +100,16 @@ def least_weights(model: ModelPatcher, ahead: int) -> int:
     return Layers(model).least(ahead)
 
 
+def least_on_card(model: ModelPatcher) -> int:
+    """Bytes of weights without which the host cannot run a model on a card: all of them where it streams none."""
+    return int(model.model_size()) if streams_nothing() else least_weights(model, 0)
+
+
+def streams_nothing() -> bool:
+    """Whether the host was started to have all weights on the card, with ``--highvram`` or ``--gpu-only``."""
+    return comfy.model_management.vram_state is comfy.model_management.VRAMState.HIGH_VRAM
+
+
 def module_bytes(module: nn.Module) -> int:
     """Bytes of a module's own weights on a device."""
     return sum(flat_bytes(tensor) for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)))

@@ -22,7 +22,7 @@ from ..core.latents import first_part, is_nested, packed_shape, shapes_in_model
 from ..measure.calibrated import workspaces_for
 from ..measure.speeds import kind_of, kind_of_sampling, with_speed
 from ..offload.budget import budget_of
-from ..offload.layers import least_weights
+from ..offload.layers import least_on_card, streams_nothing
 from ..sampling.conditioning import usual_conditioning
 from ..vae.fallback import BudgetTooSmall
 from .encoders import predict_text
@@ -35,6 +35,8 @@ from .vae import Coding, CodingPrediction, predict_coding
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
+
+NOTHING_STREAMS = "ComfyUI was started with --highvram or --gpu-only: it streams no weights"
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,8 @@ def sampling_stage(question: Question, card: Card) -> Stage:
     beside = step.beside
     more = sum(int(one.model_size()) for one in beside)
     weights = int(model.model_size()) + more
-    least = kept(model.model, ("least",), lambda: least_weights(model, 0))
-    least += sum(least_weights(one, 0) for one in beside)
+    least = kept(model.model, ("least", streams_nothing()), lambda: least_on_card(model))
+    least += sum(map(least_on_card, beside))
     stage = Stage(
         "sampling",
         Prediction(0, 0),
@@ -201,6 +203,8 @@ def sampling_stage(question: Question, card: Card) -> Stage:
 def notes_of(question: Question) -> tuple[str, ...]:
     """What the prediction of a step assumes or leaves out, for people."""
     assumed = (SAME_EXPERTS,) if has_experts(question.model.model) else ()
+    if streams_nothing():
+        assumed += (NOTHING_STREAMS,)
     if question.positive is None:
         return ("positive is not connected: a prompt of usual length is assumed", *assumed)
     if not all(map(is_followed, every_control(question.positive, question.negative or ()))):
@@ -225,7 +229,7 @@ def text_stage(clip: Any, card: Card) -> Stage:
         return text_stage(clip, own_card(CPU)).on_the_cpu()
     weights = int(clip.patcher.model_size())
     stage = Stage(
-        "text", Prediction(weights, 0), weights, least_weights(clip.patcher, 0), model=id(clip.cond_stage_model),
+        "text", Prediction(weights, 0), weights, least_on_card(clip.patcher), model=id(clip.cond_stage_model),
         kind=kind_of("text", clip.cond_stage_model, min(map(str, clip.cond_stage_model.dtypes), default="")),
     )  # fmt: skip
     try:

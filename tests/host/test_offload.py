@@ -32,7 +32,9 @@ from headroom.host.offload.budget import budget_of, set_budget
 from headroom.host.offload.host_internals import ATTRIBUTES, MANAGEMENT, METHODS, HostChangedError
 from headroom.host.offload.layers import Layers, least_weights
 from headroom.host.offload.offloaded_sampling import is_streamed
+from headroom.host.prediction.stages import NOTHING_STREAMS, Question, notes_of, sampling_stage
 from headroom.memory import file_backed_bytes
+from headroom.memory.prediction import Forecast, Verdict, named_card
 from headroom.offload import block_lists
 from headroom.offload.brought import layers_off
 from headroom.offload.prefetch import LayerPrefetch
@@ -163,6 +165,19 @@ class TestBudget:
         state = comfy.model_management.VRAMState.HIGH_VRAM
         monkeypatch.setattr(comfy.model_management, "vram_state", state)
         assert "--highvram" in apply_offload(FAMILIES["flux"].load(), 0.03)[1]
+
+    def test_high_vram_streams_nothing_in_a_prediction(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """What streams elsewhere does not fit there."""
+        family = FAMILIES["flux"]
+        asked = Question(family.load(), {"samples": family.latent()}, positive=family.conditioning(1), cfg=1.0)
+        with torch.inference_mode():
+            usual = sampling_stage(asked, named_card("sm86", 12.0))
+            small = named_card("sm86", (usual.least + usual.peak) / 2 / GB)
+            assert Forecast(small, (sampling_stage(asked, small),), 1.0).verdict is Verdict.STREAMS
+            state = comfy.model_management.VRAMState.HIGH_VRAM
+            monkeypatch.setattr(comfy.model_management, "vram_state", state)
+            assert Forecast(small, (sampling_stage(asked, small),), 1.0).verdict is Verdict.DOES_NOT_FIT
+        assert NOTHING_STREAMS in notes_of(asked)
 
     def test_the_cpu_is_told_that_nothing_is_gained(self) -> None:
         assert "no memory is gained" in apply_offload(FAMILIES["flux"].load(), 0.03)[1]

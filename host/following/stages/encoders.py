@@ -17,7 +17,7 @@ from ...core.device import CPU
 from ...core.internals import find
 from ...measure.calibrated import workspaces_for
 from ...measure.speeds import kind_of
-from ...offload.layers import least_weights
+from ...offload.layers import least_on_card
 from ...prediction.encoders import PROMPT, predict_encoding, predict_vision
 from ...prediction.host_answers import SAME_EXPERTS, answering, has_experts, replaced
 from ..calling import Outputs, outputs
@@ -135,7 +135,7 @@ def encode_vision(found: Findings, kind: str, inputs: Inputs) -> Outputs:
 
 def encoder_stage(work: str, prediction: Prediction, card: Card, patcher: Any, network: Any, method: str = "") -> Stage:
     """A stage of one of the host's networks, which its patcher loads: to the card, or to the CPU beside it."""
-    weights, least = int(patcher.model_size()), least_weights(patcher, 0)
+    weights, least = int(patcher.model_size()), least_on_card(patcher)
     kind = kind_of(work, network, getattr(patcher, "model_dtype", str)())
     # How much of it is written is not known, so that nobody can say how long it takes.
     stage = Stage(
