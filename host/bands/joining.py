@@ -49,14 +49,16 @@ def join(named: NamedCluster) -> Any:
 
 
 def _let_in(ray: Any, named: NamedCluster) -> None:
-    """Raises ConnectionError, RuntimeError. A head that has only just begun turns some away, for a second or two."""
+    """Raises ConnectionError, RuntimeError. A head that has only just begun turns some away, for a second or two; on a
+    busy machine it may need longer than Ray waits to begin what a client speaks to."""
     for left in reversed(range(KNOCKS)):
         try:
             ray.init(f"ray://{named.address}", namespace="headroom", logging_level=logging.ERROR, log_to_driver=False)
             return
-        except ConnectionAbortedError:
+        except ConnectionError as error:
             ray.shutdown()
-            if not left:
+            was_turned_away = isinstance(error, ConnectionAbortedError)
+            if not left or not (was_turned_away or left == KNOCKS - 1):
                 raise
             time.sleep(1.0)
 

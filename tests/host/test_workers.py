@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -296,6 +297,24 @@ def test_a_cluster_that_encrypts_is_left_to_ray(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv("RAY_USE_TLS", "1")
         joining.join(named)
     assert let_in == [named]
+
+
+@pytest.mark.parametrize(("error", "asked"), [(ConnectionAbortedError, joining.KNOCKS), (ConnectionError, 2)])
+def test_a_head_that_does_not_let_in_at_once(
+    monkeypatch: pytest.MonkeyPatch, error: type[ConnectionError], asked: int
+) -> None:
+    """One that turns clients away has just begun; one that lets them wait half a minute, as Ray does, is busy."""
+    monkeypatch.setattr(joining.time, "sleep", lambda seconds: None)
+    calls = list[str]()
+
+    def init(address: str, **_: Any) -> None:
+        calls.append(address)
+        raise error
+
+    ray = types.SimpleNamespace(init=init, shutdown=lambda: None)
+    with pytest.raises(error):
+        joining._let_in(ray, NamedCluster(NAME, "127.0.0.1:1"))
+    assert calls == asked * ["ray://127.0.0.1:1"]
 
 
 def test_the_cluster_is_gone() -> None:
