@@ -202,7 +202,7 @@ def sampling_stage(question: Question, card: Card) -> Stage:
 
 def notes_of(question: Question) -> tuple[str, ...]:
     """What the prediction of a step assumes or leaves out, for people."""
-    assumed = (SAME_EXPERTS,) if has_experts(question.model.model) else ()
+    assumed: tuple[str, ...] = (SAME_EXPERTS,) if has_experts(question.model.model) else ()
     if streams_nothing():
         assumed += (NOTHING_STREAMS,)
     if question.positive is None:
