@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -114,6 +115,23 @@ def _without_scratch(changes: Sequence[tuple[int, int]], runs: Sequence[tuple[in
         else:
             here.remove(taken)
     return kept + here
+
+
+def measured_cpu(threads: int) -> Any:
+    """This CPU as a card whose figures are measured, as ``cli/calibrate.py`` does, with the tests' models at hand."""
+    enter_host("--cpu")
+    import folder_paths
+    import psutil
+
+    from headroom.memory.prediction import Card
+    from headroom.memory.speed.measuring import measure
+
+    for name in ("diffusion_models", "vae"):
+        folder_paths.add_model_folder_path(name, str(Path(os.environ["HEADROOM_MODELS"]) / "models" / name))
+    torch.set_num_threads(threads)
+    device = torch.device("cpu")
+    total = int(psutil.virtual_memory().total)
+    return Card("cpu", device, total, threads=threads, measured=measure(device))
 
 
 def machine() -> str:

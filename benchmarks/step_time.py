@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -18,16 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import ROOT, enter_host, load_package
+from _harness import ROOT, load_package, measured_cpu
 from _sections import Report, Section
 
 load_package()
 
 from headroom.memory.prediction import CannotPredict, Card, Prediction  # noqa: E402
 from headroom.memory.speed import History, TimedRun  # noqa: E402
-from headroom.memory.speed.measuring import measure  # noqa: E402
 
-CPU = torch.device("cpu")
 TITLES = {"steps": "Sampling steps", "decodes": "Decodes"}
 INTRODUCTION = """# Prediction of time
 
@@ -159,16 +156,8 @@ def main() -> None:
     folder = ROOT / "output" / "bench" if options.quick else Path(__file__).resolve().parent
     folder.mkdir(parents=True, exist_ok=True)
     logging.disable(logging.WARNING)
-    enter_host("--cpu")
-    import folder_paths
-    import psutil
-
-    for name in ("diffusion_models", "vae"):
-        folder_paths.add_model_folder_path(name, str(Path(os.environ["HEADROOM_MODELS"]) / "models" / name))
-    torch.set_num_threads(options.threads)
     names = ["sd3", "qwen_image"] if options.quick else options.models.split(",")
-    total = int(psutil.virtual_memory().total)
-    card = Card("cpu", CPU, total, threads=options.threads, measured=measure(CPU))
+    card = measured_cpu(options.threads)
     report = Report(folder / "step_time.md", INTRODUCTION, TITLES)
     sections = {
         "steps": partial(steps_section, card, names, options.runs, options.limit),
