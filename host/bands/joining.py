@@ -18,8 +18,14 @@ def join(named: NamedCluster) -> Any:
     """Ray, in the cluster.
 
     Raises:
-        ValueError: Ray is missing, or the cluster does not answer or let us in.
+        ValueError: Ray is missing, was loaded without tokens, or the cluster does not answer or let us in.
     """
+    if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
+        # Ray reads its variables as it is imported. Its client would knock for half a minute and not say why.
+        raise ValueError(
+            f"workers: {named.name} is a Ray cluster, and another node pack has loaded Ray before, so that it shows no"
+            " token; start ComfyUI with RAY_AUTH_MODE=token in its environment"
+        )
     # Before Ray is imported: nothing is told to its makers, and a cluster without a token is not joined.
     os.environ.update({"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "token"})
     os.environ.setdefault("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "5")  # seconds until a cluster that is gone is given up
@@ -49,16 +55,14 @@ def join(named: NamedCluster) -> Any:
 
 
 def _let_in(ray: Any, named: NamedCluster) -> None:
-    """Raises ConnectionError, RuntimeError. A head that has only just begun turns some away, for a second or two; on a
-    busy machine it may need longer than Ray waits to begin what a client speaks to."""
+    """Raises ConnectionError, RuntimeError. A head that has only just begun turns some away, for a second or two."""
     for left in reversed(range(KNOCKS)):
         try:
             ray.init(f"ray://{named.address}", namespace="headroom", logging_level=logging.ERROR, log_to_driver=False)
             return
-        except ConnectionError as error:
+        except ConnectionAbortedError:
             ray.shutdown()
-            was_turned_away = isinstance(error, ConnectionAbortedError)
-            if not left or not (was_turned_away or left == KNOCKS - 1):
+            if not left:
                 raise
             time.sleep(1.0)
 

@@ -34,7 +34,7 @@ from PIL import Image
 from headroom.farm import comfy, journal
 from headroom.farm import driver as driver_module
 from headroom.farm.actor import ComfyActor
-from headroom.farm.cluster import NEEDED
+from headroom.farm.cluster import NEEDED, SETTINGS
 from headroom.farm.command import CANNOT
 from headroom.farm.driver import Driver, Settings
 from headroom.farm.prompts import read
@@ -53,6 +53,12 @@ SIDES = (128, 256, 320)  # px: the first fits all of them, the last the largest 
 PROMPTS = 40 if NIGHTLY else 6
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 LONGEST = 300  # seconds
+
+
+@pytest.fixture(autouse=True, scope="module")
+def loaded_as_by_the_farm() -> None:
+    """Ray, by the tests that drive in this process: it keeps how it was loaded, and others here join clusters."""
+    os.environ.update(SETTINGS)
 
 
 @pytest.fixture(scope="module")

@@ -285,6 +285,14 @@ def test_nobody_there(desk: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> 
         decoded(exact("sd", workers=NAME), input_of("sd", "decode"))
 
 
+def test_another_pack_has_loaded_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray shows no token then, and its client would not say why it is not let in."""
+    monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with pytest.raises(ValueError, match="another node pack has loaded Ray .* start ComfyUI with RAY_AUTH_MODE=token"):
+        joining.join(NamedCluster(NAME, "127.0.0.1:1"))
+
+
 def test_a_cluster_that_encrypts_is_left_to_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is said in plain text to see whether it is there."""
     let_in = list[NamedCluster]()
@@ -297,24 +305,6 @@ def test_a_cluster_that_encrypts_is_left_to_ray(monkeypatch: pytest.MonkeyPatch)
         monkeypatch.setenv("RAY_USE_TLS", "1")
         joining.join(named)
     assert let_in == [named]
-
-
-@pytest.mark.parametrize(("error", "asked"), [(ConnectionAbortedError, joining.KNOCKS), (ConnectionError, 2)])
-def test_a_head_that_does_not_let_in_at_once(
-    monkeypatch: pytest.MonkeyPatch, error: type[ConnectionError], asked: int
-) -> None:
-    """One that turns clients away has just begun; one that lets them wait half a minute, as Ray does, is busy."""
-    monkeypatch.setattr(joining.time, "sleep", lambda seconds: None)
-    calls = list[str]()
-
-    def init(address: str, **_: Any) -> None:
-        calls.append(address)
-        raise error
-
-    ray = types.SimpleNamespace(init=init, shutdown=lambda: None)
-    with pytest.raises(error):
-        joining._let_in(ray, NamedCluster(NAME, "127.0.0.1:1"))
-    assert calls == asked * ["ray://127.0.0.1:1"]
 
 
 def test_the_cluster_is_gone() -> None:
