@@ -181,7 +181,8 @@ BACKENDS = {
     )
 }  # fmt: skip
 
-# Where a named backend refuses, the first of these that takes the call computes it.
+# Where a named backend refuses, the first of these that takes the call computes it; the other way round where torch
+# would hold the whole matrix.
 FALLBACKS = ("sdpa", "online")
 # Online attention is faster than torch's fused kernel on a CPU where oneDNN multiplies faster than MKL, from this many
 # queries and keys on. With two threads it is so only on a machine that does nothing else: they wait for each other at
@@ -229,13 +230,18 @@ def compute(name: str, call: AttentionCall, *, slice_rows: int = 0) -> tuple[Ten
 
 def _automatic(call: AttentionCall) -> Decision:
     """Torch's fused kernel where it keeps O(N) memory, else online. Never a quantised kernel."""
-    refusal = BACKENDS["sdpa"].refusal(call) or fused_kernel_refusal(call.q, call.k, call.v)
-    refusal = refusal or memory_refusal(call.q.device, call.q.dtype, call.q.shape[-1], call.v.shape[-1])
+    refusal = BACKENDS["sdpa"].refusal(call) or _whole_matrix(call)
     if refusal is not None:
         return _prefer_online(call, refusal)
     if _online_is_faster(call):
         return Decision(BACKENDS["online"], "faster than the fused kernel on this CPU")
     return Decision(BACKENDS["sdpa"], "fused kernel, O(N) memory")
+
+
+def _whole_matrix(call: AttentionCall) -> str | None:
+    """Why torch would hold all scores of a call; None where it does not."""
+    refusal = fused_kernel_refusal(call.q, call.k, call.v)
+    return refusal or memory_refusal(call.q.device, call.q.dtype, call.q.shape[-1], call.v.shape[-1])
 
 
 def _online_is_faster(call: AttentionCall) -> bool:
@@ -268,7 +274,7 @@ def _instead(name: str, refusal: str, call: AttentionCall) -> Decision:
 
 
 def _first_exact(call: AttentionCall, reason: str) -> Decision:
-    for name in FALLBACKS:
+    for name in FALLBACKS if _whole_matrix(call) is None else reversed(FALLBACKS):
         if BACKENDS[name].refusal(call) is None:
             return Decision(BACKENDS[name], reason)
     raise RuntimeError(f"no exact attention takes q {tuple(call.q.shape)} {call.q.dtype}: {reason}")

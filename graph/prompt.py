@@ -62,6 +62,11 @@ def parents_in(prompt: Prompt) -> Neighbours:
     return of
 
 
+def prompt_of(graph: Graph) -> Prompt:
+    """The host's graph as a prompt."""
+    return {number: graph.get_node(number) for number in graph.all_node_ids()}
+
+
 def readers(graph: Graph) -> dict[str, list[str]]:
     """The nodes that read each node of the host's graph, in the order of their ids."""
     found: dict[str, list[str]] = {}

@@ -12,7 +12,7 @@ from comfy_api.latest import io
 from ..graph.fit.cfg_source import WIDGET
 from ..graph.settings import VERIFY
 from ..host.core.compat import executing_node, shown_when_reused
-from ..host.planning.behind import for_all_sizes, prompt_of
+from ..host.planning.behind import for_all_sizes
 from ..host.planning.decode_in_graph import decode_in_graph
 from ..host.planning.fit import apply_fit, find_fit
 from ..host.planning.pilot import find_verified_fit

@@ -146,7 +146,7 @@ ATTENTION = (
         "unit/test_attention_choice.py host/test_attention_in_models.py",
         (
             "auto: the whole score matrix where torch has no fused kernel",
-            'BACKENDS["sdpa"].refusal(call) or fused_kernel_refusal(call.q, call.k, call.v)',
+            'BACKENDS["sdpa"].refusal(call) or _whole_matrix(call)',
             'BACKENDS["sdpa"].refusal(call)',
         ),
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import defaultdict
 from collections.abc import Callable
@@ -45,10 +46,11 @@ class MeasuredErrors:
             self._unread[key].append(error)
 
     def settle(self) -> None:
-        """Reads what was measured; the worst of a block's calls is its error."""
+        """Reads what was measured; the worst of a block's calls is its error, infinite where one is no number."""
         with self._lock:
             for key, errors in self._unread.items():
-                self._known[key] = max(self._known.get(key, 0.0), *(float(error) for error in errors))
+                read = [float(error) for error in errors]
+                self._known[key] = max(self._known.get(key, 0.0), *(math.inf if math.isnan(one) else one for one in read))
             self._unread.clear()
 
     def of(self, key: CallPlace) -> float | None:

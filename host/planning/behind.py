@@ -81,8 +81,3 @@ def _size(question: Question) -> str:
     frames //= samples.shape[0]
     of_frames = f", {frames} frames" if frames > 1 else ""
     return f"{width} x {height}{of_frames}" + (f", {samples.shape[0]} of them" if samples.shape[0] > 1 else "")
-
-
-def prompt_of(graph: Any) -> Prompt:
-    """The host's graph of nodes as a prompt."""
-    return {number: graph.get_node(number) for number in graph.all_node_ids()}

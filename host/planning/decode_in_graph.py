@@ -7,15 +7,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...graph.kinds import DECODE, OUR_DECODE, TILED_DECODE, TO_FILE
-from ...graph.prompt import Graph, is_link, reached, readers
+from ...graph.prompt import Graph, is_link, prompt_of, reached, readers
 from ..core.latents import first_part
 from ..prediction.vae import Coding
 from ..vae.settings import VAESettings
 from ..vae.wrapper import LowMemoryVAE, low_memory_vae
+from ..workflow.running import around
 
 
 def decode_in_graph(node: str, graph: Graph | None, vae: Any, latent: dict[str, Any]) -> Coding | None:
-    """How the nearest decode behind a node will do it; None where there is none, or it decodes in one piece.
+    """How the nearest decode behind a node that runs will do it; None where there is none, or it decodes in one piece.
 
     Args:
         node: its id.
@@ -23,8 +24,11 @@ def decode_in_graph(node: str, graph: Graph | None, vae: Any, latent: dict[str, 
     """
     if graph is None:
         return None
+    running = around(node, prompt_of(graph))
     behind = readers(graph)
     for found in reached([node], lambda number: behind.get(number, ())):
+        if found not in running:
+            continue
         inputs, kind = graph.get_node(found)["inputs"], graph.get_node(found)["class_type"]
         x = first_part(latent["samples"])
         if kind == OUR_DECODE:

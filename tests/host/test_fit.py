@@ -14,6 +14,7 @@ import pytest
 import torch
 from comfy.latent_formats import LatentFormat
 from comfy.patcher_extension import WrappersMP
+from comfy_execution.graph import DynamicPrompt
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -27,6 +28,7 @@ from headroom.host.measure.runs import LOG
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.offload.budget import budget_of
 from headroom.host.planning import fit as fit_of_the_host
+from headroom.host.planning.decode_in_graph import decode_in_graph
 from headroom.host.planning.fit import apply_fit, changed, find_fit
 from headroom.host.prediction.kept import KEPT
 from headroom.host.prediction.stages import Question, as_sampled, chosen_card, coding_stage, decode_of, estimate
@@ -47,6 +49,7 @@ from .families import FAMILIES, load_vae, psnr, sample
 from .full_fits import CARDS, WISHES, question, write_files
 from .one_step import CPU, one_call
 from .test_casting import BETTER
+from .workflows import node
 
 GB = 2**30
 QUALITIES = ("exact", "near_exact", "any")
@@ -552,3 +555,18 @@ def test_budgets_are_predicted_for_another_card_only_by_its_total(monkeypatch: p
 def timeless(plan: Any) -> Any:
     """Without what the prediction itself took."""
     return replace(plan, stage=replace(plan.stage, prediction=replace(plan.stage.prediction, seconds=0.0)))
+
+
+def test_a_decode_that_does_not_run_is_not_the_nearest() -> None:
+    """A second pass that nothing saves, in front of the one that is saved."""
+    prompt = {
+        "1": node("HeadroomFit"),
+        "2": node("KSampler", model=["1", 0]),
+        "3": node("VAEDecodeTiled", samples=["2", 0], tile_size=64, overlap=16),
+        "4": node("VAEDecode", samples=["2", 0]),
+        "5": node("PreviewImage", images=["4", 0]),
+    }
+    asked = load_vae("sd"), {"samples": AUTOENCODERS["sd"].latent(8, 8)}
+    assert decode_in_graph("1", DynamicPrompt(prompt), *asked) is None
+    saved = prompt | {"6": node("PreviewImage", images=["3", 0])}
+    assert decode_in_graph("1", DynamicPrompt(saved), *asked).tiles["tile_x"] == 8

@@ -1,5 +1,6 @@
 """HeadroomLocalAttention around the host's own models and sampler, in process."""
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -226,6 +227,13 @@ class TestError:
         first = sample(model, family, steps=3)
         assert torch.equal(sample(model, family, steps=3), first)
         assert ran()["local"] > 0
+
+    def test_an_error_that_is_no_number_is_no_small_one(self) -> None:
+        errors = MeasuredErrors()
+        for error in (0.01, math.nan, 0.02):
+            errors.add((None, 64), torch.tensor(error))
+        errors.settle()
+        assert errors.known() == {(None, 64): math.inf}
 
     def test_what_is_measured_in_a_training_keeps_no_graph(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """It lies there until the next step, and what it was computed from with it."""

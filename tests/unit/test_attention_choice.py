@@ -46,6 +46,11 @@ class TestChoice:
         assert decision.reason == "sdpa refused: query, key and value dtypes differ"
         assert out.isfinite().all()
 
+    def test_what_a_refused_backend_falls_to_holds_no_whole_matrix_either(self) -> None:
+        narrow = call_of(torch.randn(1, 2, 8, 4), torch.randn(1, 2, 8, 4), torch.randn(1, 2, 8, 6))
+        for call, ran in ((narrow, "online"), (call_of(torch.randn(1, 2, 8, 4)), "sdpa")):
+            assert choose("sage", call).backend.name == ran
+
     def test_gradients_go_to_a_backend_that_has_them(self) -> None:
         for name, ran in (("sliced", "sdpa"), ("online", "online"), ("sdpa_math", "sdpa_math")):
             q = torch.randn(1, 2, 8, 4, requires_grad=True)
