@@ -47,7 +47,7 @@ class Peak:
 
 
 class PeakMeter:
-    """Context manager; :attr:`peak` is set on leaving it, and covers all laps.
+    """Context manager; :attr:`peak` is set on leaving it, and covers all laps, and what others measured meanwhile.
 
     Where a device's allocator keeps its peak, torch's statistics of it are reset and read. Elsewhere a thread samples
     every 10 ms, so a peak shorter than that can be missed. It samples the bytes allocated on the device where that is
@@ -57,18 +57,18 @@ class PeakMeter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.peak: Peak | None = None
-        self._highest = 0  # of earlier laps
+        self._highest = 0  # of what was before the allocator's peaks were reset
 
     def lap(self) -> None:
         """Resets the allocator's own peaks, for others who measure the stretch that follows."""
         if counts_peaks(self.device):
-            self._highest = max(self._highest, peak_bytes(self.device) or 0)
-            reset_peak(self.device)
+            _reset(self.device)
 
     def __enter__(self) -> PeakMeter:
         self._sampler: _Sampler | None = None
         if counts_peaks(self.device):
-            reset_peak(self.device)
+            _reset(self.device)
+            _measuring.append(self)
             self._before = allocated_bytes(self.device) or 0
             self._statistics = allocator_statistics(self.device)
         else:
@@ -82,9 +82,23 @@ class PeakMeter:
         if self._sampler is not None:
             self.peak = Peak(self._before, self._sampler.stop(), _sampled(self.device))
             return
+        _measuring.remove(self)
         highest = max(self._highest, peak_bytes(self.device) or 0)
         history = allocator_history(self._statistics, allocator_statistics(self.device))
         self.peak = Peak(self._before, highest, f"{ALLOCATED} on {device_name(self.device)}", history)
+
+
+# Those that read an allocator's peaks. One may begin within another: a VAE that codes a ControlNet's picture does so in
+# the middle of a sampling.
+_measuring: list[PeakMeter] = []
+
+
+def _reset(device: torch.device) -> None:
+    """Begins an allocator's peaks anew; whoever measures there keeps what they were."""
+    for meter in tuple(_measuring):
+        if meter.device == device:
+            meter._highest = max(meter._highest, peak_bytes(device) or 0)
+    reset_peak(device)
 
 
 def allocator_history(before: Mapping[str, int], after: Mapping[str, int]) -> str:

@@ -69,6 +69,19 @@ class TestMeter:
         assert meter.peak is not None
         assert (meter.peak.before, meter.peak.highest) == (100, 700)
 
+    def test_one_within_another_loses_it_nothing(self, xpu: Make) -> None:
+        """A VAE codes a ControlNet's picture in the middle of a sampling."""
+        counted = xpu(*PEAKS)
+        with PeakMeter(XPU) as outer:
+            counted[:] = [200, 900]
+            with PeakMeter(XPU) as inner:
+                counted[:] = [300, 700]
+                inner.lap()
+            counted[:] = [200, 400]
+        assert outer.peak is not None
+        assert inner.peak is not None
+        assert (outer.peak.highest, inner.peak.highest) == (900, 700)
+
     def test_one_that_says_only_what_is_allocated_is_sampled(self, xpu: Make) -> None:
         counted = xpu("get_device_name", "memory_allocated")
         assert not counts_peaks(XPU)
