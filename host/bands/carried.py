@@ -107,7 +107,8 @@ class BandActor:
 
     def load(self, key: str, sent: Any) -> int:
         """Takes a module in the place of the last one; gives the bytes of its weights."""
-        self.models = {key: self.remote.module(sent)}
+        self.models = {}  # before the next is there
+        self.models[key] = self.remote.module(sent)
         return int(self.remote.weights(self.models[key]))
 
     def band(self, board: Any, rank: int, cuts: list[int], grain: int, key: str, work: Any) -> dict[str, Any]:

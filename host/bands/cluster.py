@@ -179,6 +179,8 @@ class RayCrew:
             return key
         sent = taken_apart(task.model)
         there = self.ray.put({"structure": sent.structure, "tensors": packed(sent.tensors)})
+        for one in lacking:
+            one.loaded = ""  # a cancel may come before or after it has let go of the last
         loading = [one.actor.load.remote(key, there) for one in lacking]
         self._watched(loading, task, None)
         for one, reference in zip(lacking, loading):
@@ -187,6 +189,10 @@ class RayCrew:
             except self.gone:
                 self._leave_out([one], task)
                 continue
+            except self.ray.exceptions.RayError as error:
+                raise RuntimeError(
+                    f"workers: {one.name} of {self.named.name} cannot take the VAE: {_reason(error)}"
+                ) from error
             one.loaded, one.budget = key, one.given - weights
         return key
 
@@ -238,7 +244,7 @@ class RayCrew:
         except self.gone:
             return {"status": "dead"}
         except self.ray.exceptions.RayError as error:
-            return {"status": "failed", "why": str(error)}
+            return {"status": "failed", "why": _reason(error)}
         return answer
 
     def _leave_out(self, dead: Sequence[RayWorker], task: Task) -> None:
@@ -274,6 +280,11 @@ class RayWorker:
 
     def __init__(self, actor: Any, name: str, given: float) -> None:
         self.actor, self.name, self.given, self.budget, self.loaded = actor, name, given, given, ""
+
+
+def _reason(error: Exception) -> str:
+    """What was wrong in a worker, without the way that Ray went."""
+    return (str(getattr(error, "cause", None) or error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _all_there(ray: Any, asked: Sequence[Any], within: float = 0) -> bool:

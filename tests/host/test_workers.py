@@ -152,6 +152,35 @@ def test_cancel_ends_all_of_them(crew: RayCrew) -> None:
     assert psnr(decoded(exact("sd", workers=NAME, tile_size=16), x), expected) >= NEAR_ENOUGH
 
 
+def test_a_cancel_while_another_vae_is_sent(crew: RayCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have let go of the first by then."""
+    x, expected = large()
+    first = exact("sd", workers=NAME, tile_size=16)
+    decoded(first, x)
+    watched = crew._watched
+
+    def cancel(asked: Any, task: Any, board: Any) -> None:
+        watched(asked, task, board)
+        if board is None:
+            raise model_management.InterruptProcessingException
+
+    with monkeypatch.context() as patch:
+        patch.setattr(crew, "_watched", cancel)
+        with pytest.raises(model_management.InterruptProcessingException):
+            run(exact("wan21", workers=NAME, tile_size=16), "decode", input_of("wan21", "decode"))
+    assert psnr(decoded(first, x), expected) >= NEAR_ENOUGH
+
+
+def test_a_vae_that_a_worker_cannot_take(crew: RayCrew, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where its card is full: a sentence, and the next one goes on."""
+    x, expected = large()
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster_module, "packed", lambda tensors: ["what nobody can unpack"])
+        with pytest.raises(RuntimeError, match=f"^workers: worker 1 .* of {NAME} cannot take the VAE: "):
+            run(exact("ltx", workers=NAME, tile_size=16), "decode", input_of("ltx", "decode"))
+    assert psnr(decoded(exact("sd", workers=NAME, tile_size=16), x), expected) >= NEAR_ENOUGH
+
+
 def test_one_that_runs_out_of_memory_gets_a_lower_band(crew: RayCrew, monkeypatch: pytest.MonkeyPatch) -> None:
     x, expected = large()
     answers, asked = crew._answers, list[list[float]]()
