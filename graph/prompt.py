@@ -67,11 +67,11 @@ def prompt_of(graph: Graph) -> Prompt:
     return {number: graph.get_node(number) for number in graph.all_node_ids()}
 
 
-def readers(graph: Graph) -> dict[str, list[str]]:
-    """The nodes that read each node of the host's graph, in the order of their ids."""
+def readers(prompt: Prompt) -> dict[str, list[str]]:
+    """The nodes that read each node, in the order of their ids."""
     found: dict[str, list[str]] = {}
-    for number in sorted(graph.all_node_ids()):
-        for parent in parents(graph.get_node(number)):
+    for number in sorted(prompt):
+        for parent in parents(prompt[number]):
             found.setdefault(parent, []).append(number)
     return found
 

@@ -13,6 +13,7 @@ from ..host.core.compat import executing_node
 from ..host.core.device import ram_total
 from ..host.planning.decode_in_graph import decode_in_graph
 from ..host.prediction.stages import Question, chosen_card, estimate
+from ..host.workflow.running import around
 from ..memory.prediction import GPU_CHOICES, Verdict
 from ..memory.render import advise, draw_forecast, forecast_bar, render_forecast
 from .card import cfg_input, gpu_input, limit_input, vram_input
@@ -124,7 +125,8 @@ class HeadroomEstimate(io.ComfyNode):
         limit: float = 0.85,
     ) -> io.NodeOutput:
         card = chosen_card(gpu, vram_gb, model.load_device)
-        decode = None if vae is None else decode_in_graph(executing_node()[1], cls.hidden.dynprompt, vae, samples)
+        node = executing_node()[1]
+        decode = None if vae is None else decode_in_graph(node, around(node, cls.hidden.dynprompt), vae, samples)
         question = Question(model, samples, vae, clip, positive, negative, cfg, decode)
         answer = estimate(question, card, limit, ram_total(ram_gb))
         forecast, report = answer.forecast, render_forecast(answer.forecast, answer.notes)

@@ -106,13 +106,13 @@ class HeadroomFit(io.ComfyNode):
         verify: str = VERIFY[0],
     ) -> io.NodeOutput:
         card = chosen_card(gpu, vram_gb, model.load_device)
-        graph = getattr(cls.hidden, "dynprompt", None)
-        decode = decode_in_graph(executing_node()[1], graph, vae, samples)
+        node = executing_node()[1]
+        running = around(node, getattr(cls.hidden, "dynprompt", None))
+        decode = decode_in_graph(node, running, vae, samples)
         question = Question(model, samples, vae, positive=positive, negative=negative, cfg=cfg, decode=decode)
         sizes: tuple[str, ...] = ()
-        if graph is not None:
-            follow, node = partial(outputs_of, card=card), executing_node()[1]
-            question, sizes = for_all_sizes(question, card, around(node, prompt_of(graph)), node, follow)
+        if running is not None:
+            question, sizes = for_all_sizes(question, card, running, node, partial(outputs_of, card=card))
         steps: tuple[str, ...] = ()
         if verify == VERIFY[0]:
             fit = find_fit(question, card, quality, limit)

@@ -50,7 +50,9 @@ class MeasuredErrors:
         with self._lock:
             for key, errors in self._unread.items():
                 read = [float(error) for error in errors]
-                self._known[key] = max(self._known.get(key, 0.0), *(math.inf if math.isnan(one) else one for one in read))
+                self._known[key] = max(
+                    self._known.get(key, 0.0), *(math.inf if math.isnan(one) else one for one in read)
+                )
             self._unread.clear()
 
     def of(self, key: CallPlace) -> float | None:

@@ -7,29 +7,25 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...graph.kinds import DECODE, OUR_DECODE, TILED_DECODE, TO_FILE
-from ...graph.prompt import Graph, is_link, prompt_of, reached, readers
+from ...graph.prompt import Prompt, is_link, reached, readers
 from ..core.latents import first_part
 from ..prediction.vae import Coding
 from ..vae.settings import VAESettings
 from ..vae.wrapper import LowMemoryVAE, low_memory_vae
-from ..workflow.running import around
 
 
-def decode_in_graph(node: str, graph: Graph | None, vae: Any, latent: dict[str, Any]) -> Coding | None:
-    """How the nearest decode behind a node that runs will do it; None where there is none, or it decodes in one piece.
+def decode_in_graph(node: str, running: Prompt | None, vae: Any, latent: dict[str, Any]) -> Coding | None:
+    """How the nearest decode behind a node will do it; None where there is none, or it decodes in one piece.
 
     Args:
         node: its id.
-        graph: that it is in; None: it runs by itself.
+        running: the nodes that run with it; None: it runs by itself.
     """
-    if graph is None:
+    if running is None:
         return None
-    running = around(node, prompt_of(graph))
-    behind = readers(graph)
+    behind = readers(running)
     for found in reached([node], lambda number: behind.get(number, ())):
-        if found not in running:
-            continue
-        inputs, kind = graph.get_node(found)["inputs"], graph.get_node(found)["class_type"]
+        inputs, kind = running[found]["inputs"], running[found]["class_type"]
         x = first_part(latent["samples"])
         if kind == OUR_DECODE:
             return Coding(low_memory_vae(vae, VAESettings(**_widgets(inputs, VAESettings))), x)

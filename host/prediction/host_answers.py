@@ -19,10 +19,9 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 from ...memory.accelerator import is_here
-from ...memory.prediction import Card, LiveBytes, repeated
+from ...memory.prediction import Card, LiveBytes, repeated, turn
 from ..core.internals import find
 
-_ONE_AT_A_TIME = threading.RLock()
 KITCHEN = "comfy_kitchen."  # its modules keep the matrix by which int8_convrot turns weights
 LIGHTRICKS = "comfy.ldm.lightricks.model", "comfy.ldm.lightricks.embeddings_connector"
 # Gates that choose experts for each token, and at which of their results the choice is.
@@ -43,7 +42,7 @@ def answering(answers: dict[str, Callable[..., Any]]) -> Iterator[None]:
     Other threads of a running server get the true ones. What an older host does not have is left out. What the host
     and its libraries keep for all models is made anew: it must not become a tensor without data.
     """
-    with _ONE_AT_A_TIME, ExitStack() as stack:
+    with turn(), ExitStack() as stack:
         for owner, name, function in uncached():
             stack.enter_context(replaced(owner, name, function))
         for name, answer in answers.items():

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from ...memory.prediction import GivenUp, while_wanted
+from ...memory.prediction import GivenUp, others_wait, while_wanted
 
 Result = TypeVar("Result")
 LOOK = 0.25  # seconds between looks at the clock and at who waits
@@ -133,10 +133,12 @@ class _Job(Generic[Result]):
         return time.monotonic() - self.began if self.began else 0.0
 
     def _goes_on(self) -> bool:
-        """Whether it is wanted. Asked at each operator, where the interpreter's lock is handed to whoever waits for it:
-        the prompt that runs and the server, for which work that is all Python would leave little of its time."""
+        """Whether it is wanted, and nobody else. Asked at each operator, where the interpreter's lock is handed to
+        whoever waits for it: the prompt that runs and the server, for which work that is all Python would leave little
+        of its time. A prompt's own prediction, as of its Memory Report, does not wait: this one begins anew after it,
+        and what it has recorded is kept."""
         time.sleep(0)
-        return self.wanted.is_set()
+        return self.wanted.is_set() and not others_wait()
 
     def run(self) -> None:
         """Does the work, unless it was given up or is done."""
@@ -145,8 +147,9 @@ class _Job(Generic[Result]):
             try:
                 with hurried(), while_wanted(self._goes_on):
                     self.answer.set_result(self._work())
-            except GivenUp:  # its own, or the one that was raised for the work before: that goes round once more
-                log.info("Headroom gave up a prediction after %.0f s", self.seconds())
+            except GivenUp:  # its own; or a prompt's, or the one that was raised for the work before: once more
+                if not self.wanted.is_set():
+                    log.info("Headroom gave up a prediction after %.0f s", self.seconds())
             except BaseException as error:  # whoever waits gets it, whatever it is
                 self.answer.set_exception(error)
         self.ended.set()

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from ...graph.kinds import DECODES, ENCODES, SAMPLERS, TRAIN
-from ...graph.prompt import Prompt, parents
+from ...graph.prompt import Graph, Prompt, parents, prompt_of
 from ...graph.switches import depended_on, without_switches
 from ..core.nodes import node_classes
 
@@ -50,11 +50,14 @@ def part_that_runs(prompt: Prompt, ends: Sequence[str] | None = None) -> Prompt:
     return without_switches(prompt, ends) if ends else prompt
 
 
-def around(number: str, prompt: Prompt) -> Prompt:
-    """The part of a prompt that runs, for a node that does: all of it where that is a node which others expanded to,
-    since what reads it is not in the prompt."""
+def around(node: str, graph: Graph | None) -> Prompt | None:
+    """The part of the host's graph that runs, for a node that does; None where it runs by itself. All of it where that
+    is a node which others expanded to, since what reads it is not in the graph."""
+    if graph is None:
+        return None
+    prompt = prompt_of(graph)
     running = part_that_runs(prompt)
-    return running if number in running else prompt
+    return running if node in running else prompt
 
 
 def lines_on_the_rest(prompt: Prompt, ends: Sequence[str]) -> Iterator[str]:

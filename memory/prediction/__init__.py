@@ -16,6 +16,7 @@ from .plans import QUALITIES, Fit, Loss, SamplingPlan, VAEPlan, choose
 from .predict import CannotPredict, Prediction, explained, predict
 from .repeats import Repeats
 from .training import STATES, TrainingForecast, TrainingWay
+from .turns import others_wait, turn
 from .workspace import DOCUMENTED, Workspaces
 
 __all__ = [
@@ -56,10 +57,12 @@ __all__ = [
     "is_asked",
     "name_modules",
     "named_card",
+    "others_wait",
     "plain_tensors",
     "predict",
     "repeated",
     "require_wanted",
     "state_zeros",
+    "turn",
     "while_wanted",
 ]

@@ -37,6 +37,7 @@ from headroom.host.sampling.guidance import KEPT_TOGETHER, guide_in_turns, in_tu
 from headroom.host.vae.settings import VAESettings
 from headroom.host.vae.wrapper import LowMemoryVAE, low_memory_vae, planned_vae
 from headroom.host.workflow.dry_run import DryRun
+from headroom.host.workflow.running import around
 from headroom.memory.prediction import THIS_MACHINE, Card, Fit, Loss, Verdict, named_card
 from headroom.memory.render import NodeReport, render_report, why_nothing_fits
 from headroom.nodes.fit import HeadroomFit
@@ -567,6 +568,6 @@ def test_a_decode_that_does_not_run_is_not_the_nearest() -> None:
         "5": node("PreviewImage", images=["4", 0]),
     }
     asked = load_vae("sd"), {"samples": AUTOENCODERS["sd"].latent(8, 8)}
-    assert decode_in_graph("1", DynamicPrompt(prompt), *asked) is None
+    assert decode_in_graph("1", around("1", DynamicPrompt(prompt)), *asked) is None
     saved = prompt | {"6": node("PreviewImage", images=["3", 0])}
-    assert decode_in_graph("1", DynamicPrompt(saved), *asked).tiles["tile_x"] == 8
+    assert decode_in_graph("1", around("1", DynamicPrompt(saved)), *asked).tiles["tile_x"] == 8

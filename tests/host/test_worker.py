@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from headroom.host.server.worker import TookTooLong, Worker
-from headroom.memory.prediction import LiveBytes, fake_mode, require_wanted
+from headroom.memory.prediction import GivenUp, LiveBytes, fake_mode, others_wait, require_wanted, turn, while_wanted
 
 LONG = 3600.0
 
@@ -128,3 +128,49 @@ def test_nobody_waits_any_longer() -> None:
     assert asyncio.run(both()) == 7
     assert endless.ended.is_set()
     assert not never.began.is_set()
+
+
+def test_a_prompt_does_not_wait_for_a_prediction() -> None:
+    """Its Memory Report predicts in between; the other begins anew."""
+    done, began, may_end = list[str](), threading.Event(), threading.Event()
+
+    def estimate() -> str:
+        with turn():
+            began.set()
+            for _ in range(3000):
+                require_wanted()
+                if may_end.wait(0.01):
+                    break
+            done.append("estimate")
+        return "answer"
+
+    def prompt() -> None:
+        assert began.wait(30)
+        with turn():
+            done.append("prompt")
+        may_end.set()
+
+    thread = threading.Thread(target=prompt)
+    thread.start()
+    assert asyncio.run(Worker(LONG).run(estimate)) == "answer"
+    thread.join()
+    assert done == ["prompt", "estimate"]
+
+
+def test_what_waits_for_its_turn_is_given_up() -> None:
+    holds, ends = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with turn():
+            holds.set()
+            ends.wait(30)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    assert holds.wait(30)
+    with pytest.raises(GivenUp), while_wanted(lambda: False), turn():
+        pass
+    ends.set()
+    thread.join()
+    with turn():  # nobody is left waiting
+        assert not others_wait()

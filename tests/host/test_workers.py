@@ -176,7 +176,7 @@ def test_a_vae_that_a_worker_cannot_take(crew: RayCrew, monkeypatch: pytest.Monk
     x, expected = large()
     with monkeypatch.context() as patch:
         patch.setattr(cluster_module, "packed", lambda tensors: ["what nobody can unpack"])
-        with pytest.raises(RuntimeError, match=f"^workers: worker 1 .* of {NAME} cannot take the VAE: "):
+        with pytest.raises(RuntimeError, match=rf"^workers: worker 1 .* of {NAME} cannot take the VAE: "):
             run(exact("ltx", workers=NAME, tile_size=16), "decode", input_of("ltx", "decode"))
     assert psnr(decoded(exact("sd", workers=NAME, tile_size=16), x), expected) >= NEAR_ENOUGH
 
@@ -318,7 +318,7 @@ def test_another_pack_has_loaded_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ray shows no token then, and its client would not say why it is not let in."""
     monkeypatch.setitem(sys.modules, "ray", types.ModuleType("ray"))
     monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
-    with pytest.raises(ValueError, match="another node pack has loaded Ray .* start ComfyUI with RAY_AUTH_MODE=token"):
+    with pytest.raises(ValueError, match=r"another node pack has loaded Ray .* start ComfyUI with RAY_AUTH_MODE=token"):
         joining.join(NamedCluster(NAME, "127.0.0.1:1"))
 
 

@@ -120,7 +120,7 @@ def test_walks_over_a_small_prompt() -> None:
     assert in_order(["6"], of) == ["1", "2", "4", "5", "6"]
     assert in_order(prompt, of) == ["1", "2", "4", "5", "6"]
     assert upstream("5", of) == ["1", "2", "4"]
-    behind = readers(Graph(prompt))
+    behind = readers(prompt)
     assert behind["1"] == ["2", "5", "6"]
     assert list(reached(["1"], lambda number: behind.get(number, ()))) == ["1", "2", "5", "6"]
 
