@@ -1,7 +1,7 @@
 """Make It Fit's choice on this CPU beside all ways that were measured: is what it chose the fastest that fits?
 
-For each model, with much and with little memory, every way to sample and to decode that is
-predicted to fit is run, by turns; so is the plan of *Make It Fit*, which is one of them.
+For each of ten models, with much and with little memory, every way to sample and to decode that is predicted to fit is
+run, by turns; so is the plan of *Make It Fit*, which is one of them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ attention as it is or by each backend, guidance together or in turns; decoded in
 machine took before was not known to it. Much memory: all that there is. Little: half way between what sampling as it is
 and the least of all ways take, or more where the decode needs more. Models are ComfyUI's own classes at a smaller
 width, with random weights in float32. All ways take turns; medians of the runs. *Noise*: how far the medians of the odd
-and of the even turns of the chosen way lie apart. Only the models in the table have been measured so far, of ten."""
+and of the even turns of the chosen way lie apart."""
 ATTENTIONS = ("", "auto", "sdpa", "sdpa_flash", "sliced", "online")
 # The VAE, the picture's side in pixels.
 GRAPHS = {
