@@ -19,6 +19,7 @@ from ...memory.prediction import GivenUp, others_wait, while_wanted
 Result = TypeVar("Result")
 LOOK = 0.25  # seconds between looks at the clock and at who waits
 SWITCH = 0.0005  # seconds after which a thread that waits for the interpreter's lock asks for it
+TO_LET_GO = 0.05  # seconds until work that let others go first begins anew
 GRACE = 3.0  # seconds for work to notice by itself that it is not wanted
 
 log = logging.getLogger(__name__)
@@ -150,6 +151,7 @@ class _Job(Generic[Result]):
             except GivenUp:  # its own; or a prompt's, or the one that was raised for the work before: once more
                 if not self.wanted.is_set():
                     log.info("Headroom gave up a prediction after %.0f s", self.seconds())
+                time.sleep(TO_LET_GO)
             except BaseException as error:  # whoever waits gets it, whatever it is
                 self.answer.set_exception(error)
         self.ended.set()
