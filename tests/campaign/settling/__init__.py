@@ -5,6 +5,7 @@
   the order of the work. While no prompt runs.
 """
 
+import asyncio
 import ctypes
 import gc
 import sys
@@ -14,12 +15,16 @@ import torch
 from aiohttp import web
 from server import PromptServer
 
+LET_GO = 1.0  # seconds for the host to do what it was asked
 NODE_CLASS_MAPPINGS: dict[str, type] = {}
 
 
 @PromptServer.instance.routes.post("/campaign/settle")
 async def settle(request):
-    """Answers once that is done; the results go before, by the host's own ``/free``."""
+    """Answers once that is done; the results go before, by the host's own ``/free``, which its other thread does."""
+    while PromptServer.instance.prompt_queue.flags:
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(LET_GO)
     with torch.inference_mode():
         model_management.unload_all_models()
     gc.collect()
