@@ -68,9 +68,9 @@ class PeakMeter:
         self._sampler: _Sampler | None = None
         if counts_peaks(self.device):
             _reset(self.device)
-            _measuring.append(self)
             self._before = allocated_bytes(self.device) or 0
             self._statistics = allocator_statistics(self.device)
+            _measuring.append(self)
         else:
             self._sampler = _Sampler(_allocated_on(self.device) or _resident_set())
             self._before = self._sampler.highest
