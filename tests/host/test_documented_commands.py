@@ -34,6 +34,7 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "benchmarks" / "cards" / "README.md",
+    ROOT / "tests" / "emulator" / "README.md",
 ]
 NOTES = sorted((ROOT / "workflows").glob("*.json"))  # of the templates, where commands are in italics
 BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
