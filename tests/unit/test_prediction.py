@@ -14,6 +14,7 @@ from headroom.memory.prediction import (
     CannotPredict,
     Card,
     Forecast,
+    GivenUp,
     LiveBytes,
     Prediction,
     Repeats,
@@ -26,6 +27,7 @@ from headroom.memory.prediction import (
     live_bytes,
     named_card,
     predict,
+    while_wanted,
 )
 from headroom.memory.prediction.fused_attention import kernel_refusal_on
 from headroom.memory.prediction.numbers import forecast_numbers
@@ -363,3 +365,22 @@ class TestForecast:
             image = draw_forecast(self.forecast(300, *stages))
             assert image.size[0] == 960
             assert len(image.getcolors(1 << 20) or ()) > 3
+
+
+def test_work_with_gradients_is_given_up() -> None:
+    """Where autograd asks for a leaf's device torch takes no error, and ends the process for one."""
+    went_on = list[str]()
+
+    def work(_: object) -> None:
+        with torch.enable_grad():
+            went_on.append("began")
+            _ = leaf * 2
+            went_on.append("went on")
+
+    with torch.inference_mode(False):
+        mode = fake_mode()
+        with mode:
+            leaf = nn.Parameter(torch.empty(4))
+        with pytest.raises(GivenUp), while_wanted(lambda: not went_on):
+            predict(mode, named_card("sm86", 8.0), (), work)
+    assert went_on == ["began"]
