@@ -8,9 +8,11 @@ import threading
 import time
 from typing import Any
 
+import psutil
+
 from headroom.tools.server.client import Client, PromptInterrupted, PromptRejected, Workflow
 
-from .cases import DIFFERENT, FINE, HANG, RAW, STOPPED, Found
+from .cases import DEATH, DIFFERENT, FINE, HANG, RAW, STOPPED, Found
 from .mutate import MOST_WORK, mutated, work
 from .stand import LONGEST, Stand, api_graphs, waited
 
@@ -87,12 +89,9 @@ class Soak:
     BETWEEN = 50  # prompts from one look at what is settled to the next
 
     def __init__(self, stand: Stand) -> None:
-        import psutil
-
         self.stand, self.prompts = stand, 0
         self.graphs = {name: graph for name, graph in api_graphs().items() if not name.startswith(("compare", "side"))}
         stand.with_pack("settling")
-        self.process = psutil.Process(stand.server.pid)
 
     def case(self, chance: random.Random) -> Found:
         """One prompt; the process's sizes are in the detail."""
@@ -100,17 +99,19 @@ class Soak:
         workflow = reseeded(self.graphs[name], chance.randrange(2**31))
         found = self.stand.run(workflow)
         self.stand.client.post("/history", {"clear": True})  # it keeps ten thousand prompts
-        with self.process.oneshot():
+        process = psutil.Process(self.stand.server.pid)
+        with process.oneshot():
             sizes = (
-                f"rss {self.process.memory_info().rss / 2**20:.1f} MB, {self.process.num_fds()} descriptors,"
-                f" {self.process.num_threads()} threads"
+                f"rss {process.memory_info().rss / 2**20:.1f} MB, {process.num_fds()} descriptors,"
+                f" {process.num_threads()} threads"
             )
         self.prompts += 1
         if self.prompts % self.BETWEEN == 1:
             self.stand.client.free()
             self.stand.client.post("/campaign/settle", {})
-            sizes += f", settled {self.process.memory_info().rss / 2**20:.1f} MB"
-        return Found(found.outcome if found.outcome == FINE else RAW, name, f"{sizes} {found.detail}".strip())
+            sizes += f", settled {process.memory_info().rss / 2**20:.1f} MB"
+        outcome = found.outcome if found.outcome in (FINE, DEATH) else RAW
+        return Found(outcome, name, f"{sizes} {found.detail}".strip())
 
 
 TO_ONE_ESTIMATE = 10  # calls of routes, of which an estimate takes a second or two

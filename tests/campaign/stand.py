@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -12,7 +13,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
 from PIL import Image
 
 from headroom.tools.server.client import Client, ClientError, PromptFailed, PromptRejected, Workflow
@@ -74,7 +74,8 @@ class Stand:
     @property
     def server(self) -> Server:
         """A server that runs."""
-        if self._server is not None and not self._is_running(self._server.pid):
+        if self._server is not None and self._server.ended is not None:
+            self._keep_log(self._server)
             self._end()
         if self._server is None:
             self._base = Path(tempfile.mkdtemp(prefix="headroom-campaign-"))
@@ -117,27 +118,30 @@ class Stand:
         """A folder of models of this server alone, for files that are not as they should be."""
         return self.base / "hostile"
 
-    @staticmethod
-    def _is_running(pid: int) -> bool:
-        """A process that died stays as a zombie until it is waited for."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-        return False
-
     @property
     def client(self) -> Client:
         """A client of it."""
         return Client(self.server.url, timeout=LONGEST)
 
     def is_alive(self) -> bool:
-        """Whether the server answers, soon."""
+        """Whether the server answers, soon; one that died is not started anew for it."""
+        if self._server is None or self._server.ended is not None:
+            return False
         with contextlib.suppress(ClientError, OSError):
-            self.client.system_stats()
+            Client(self._server.url, timeout=LONGEST).system_stats()
             return True
         return False
 
+    def _keep_log(self, server: Server) -> None:
+        """What a server wrote that died by itself is kept, and said."""
+        kept = PACK / "output" / f"campaign-server-{server.pid}.log"
+        kept.parent.mkdir(exist_ok=True)
+        shutil.copy(server.log_path, kept)
+        print(f"the server ended with status {server.ended}: see {kept}", file=sys.stderr)
+
     def run(self, workflow: Workflow, extra: Mapping[str, Any] | None = None) -> Found:
         """Runs a prompt and judges how it ends."""
+        server = self.server
         try:
             self.client.run(workflow, timeout=LONGEST, extra_data=extra)
         except PromptRejected as error:
@@ -147,10 +151,12 @@ class Stand:
             return Found(*judged(error))
         except TimeoutError as error:
             # Forty pictures take their time; a hang is what a cancel, which the client sends, does not end.
-            idle = waited(self.client)
+            idle = waited(Client(server.url, timeout=LONGEST))
+            if server.ended is not None:
+                return Found(DEATH, "", f"{error} The server ended with status {server.ended}.")
             return Found(LONG if idle < SOON else HANG, "", f"{error} Idle {idle:.1f} s after a cancel.")
-        except ClientError as error:
-            return Found(STOPPED if self.is_alive() else DEATH, "", str(error))
+        except (ClientError, ConnectionError) as error:
+            return Found(STOPPED if self.is_alive() else DEATH, "", f"{error} {server.ended or ''}".strip())
         return Found(FINE, "")
 
 

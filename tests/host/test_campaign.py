@@ -1,14 +1,18 @@
 """A slice of the reliability campaign (`tests/campaign`); `python3 -m tools campaign` runs the whole."""
 
 import os
+import re
+import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from ..campaign.cases import DIFFERENT, FINE, HANG, SENTENCE, STOPPED, Case, Journal, table
+from ..campaign.cases import DEATH, DIFFERENT, FINE, HANG, SENTENCE, STOPPED, Case, Journal, table
 from ..campaign.command import PARTS, main, needs_card, one_case
-from ..campaign.stand import Stand
+from ..campaign.prompts import reseeded
+from ..campaign.stand import Stand, api_graphs
 from ..nightly import NIGHTLY
 from .conftest import ENVIRONMENT
 
@@ -40,6 +44,18 @@ def test_nothing_has_to_be_mended(stand: Stand, name: str) -> None:
     # How long an answer takes is the campaign's to judge, on a machine that does nothing else.
     assert not [case for case in cases if not case.is_good and case.outcome != HANG], table(cases)
     assert {case.outcome for case in cases} & {FINE, SENTENCE, STOPPED, HANG}, "some cases reach the pack"
+
+
+def test_a_server_that_dies_is_no_prompt_that_was_stopped(stand: Stand, capsys: pytest.CaptureFixture[str]) -> None:
+    graph = api_graphs()["sd15_high_resolution"]
+    timer = threading.Timer(0.3, os.kill, (stand.server.pid, signal.SIGKILL))
+    timer.start()
+    found = stand.run(reseeded(graph, 1))
+    assert (found.outcome, found.detail.rpartition(" ")[2]) == (DEATH, "-9"), found
+    assert stand.run(reseeded(graph, 2)).outcome == FINE, "on the next server"
+    (kept,) = re.findall(r"status -9: see (\S+)", capsys.readouterr().err)
+    assert "got prompt" in Path(kept).read_text()
+    Path(kept).unlink()
 
 
 def test_a_case_is_the_same_again_and_is_kept(stand: Stand, tmp_path: Path) -> None:

@@ -90,6 +90,11 @@ class Server:
         """The host's process, also its process group."""
         return self._running.pid
 
+    @property
+    def ended(self) -> int | None:
+        """The host's exit status, below zero for the signal that killed it; None while it runs."""
+        return self._running.poll()
+
     def __enter__(self) -> Server:
         self._lay_out()
         try:
@@ -110,7 +115,7 @@ class Server:
         """Copy the log to a stream until the host ends; its exit status."""
         with self.log_path.open(encoding="utf-8", errors="replace") as log:
             while True:
-                ended = self._running.poll() is not None
+                ended = self.ended is not None
                 stream.write(log.read())
                 stream.flush()
                 if ended:
