@@ -12,7 +12,7 @@ import psutil
 
 from headroom.tools.server.client import Client, PromptInterrupted, PromptRejected, Workflow
 
-from .cases import DEATH, DIFFERENT, FINE, HANG, RAW, STOPPED, Found
+from .cases import DEATH, DIFFERENT, FINE, HANG, LONG, RAW, STOPPED, Found
 from .mutate import MOST_WORK, mutated, work
 from .stand import LONGEST, Stand, api_graphs, waited
 
@@ -110,7 +110,7 @@ class Soak:
             self.stand.client.free()
             self.stand.client.post("/campaign/settle", {})
             sizes += f", settled {process.memory_info().rss / 2**20:.1f} MB"
-        outcome = found.outcome if found.outcome in (FINE, DEATH) else RAW
+        outcome = found.outcome if found.outcome in (FINE, LONG, DEATH) else RAW
         return Found(outcome, name, f"{sizes} {found.detail}".strip())
 
 
