@@ -156,8 +156,16 @@ class Stand:
                 return Found(DEATH, "", f"{error} The server ended with status {server.ended}.")
             return Found(LONG if idle < SOON else HANG, "", f"{error} Idle {idle:.1f} s after a cancel.")
         except (ClientError, ConnectionError) as error:
-            return Found(STOPPED if self.is_alive() else DEATH, "", f"{error} {server.ended or ''}".strip())
+            return Found(STOPPED, "", str(error)) if self.is_alive() else Found(DEATH, "", f"{error} {_status(server)}")
         return Found(FINE, "")
+
+
+def _status(server: Server) -> int | None:
+    """With which a server ended; one that was killed takes a moment to give back its memory."""
+    until = time.monotonic() + SOON
+    while server.ended is None and time.monotonic() < until:
+        time.sleep(0.02)
+    return server.ended
 
 
 def waited(client: Client) -> float:
