@@ -148,10 +148,11 @@ class _Job(Generic[Result]):
             try:
                 with hurried(), while_wanted(self._goes_on):
                     self.answer.set_result(self._work())
-            except GivenUp:  # its own; or a prompt's, or the one that was raised for the work before: once more
-                if not self.wanted.is_set():
+            except GivenUp:
+                if self.wanted.is_set():  # a prompt's goes first, or it was raised for the work before: once more
+                    time.sleep(TO_LET_GO)
+                else:
                     log.info("Headroom gave up a prediction after %.0f s", self.seconds())
-                time.sleep(TO_LET_GO)
             except BaseException as error:  # whoever waits gets it, whatever it is
                 self.answer.set_exception(error)
         self.ended.set()
