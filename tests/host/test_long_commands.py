@@ -49,6 +49,7 @@ SIGNS: dict[str, str | None] = {
     "python3 -m tools templates-table": r": (computes elsewhere|.*\d GB: )",
     "python3 -m tools test": PYTEST,
     "python3 -m tools test --fast": PYTEST,
+    "python3 -m tools test -- tests/emulator": PYTEST,
     "python3 -m tools test -- tests/unit -q": PYTEST,
     "python3 -m tools test -- tests/host/test_fit.py -k exact": PYTEST,
     "python3 -m tools test --host 0.18.2": PYTEST,
