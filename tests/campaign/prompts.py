@@ -87,10 +87,11 @@ class Soak:
 
     name = "soak"
     BETWEEN = 50  # prompts from one look at what is settled to the next
+    GRAPHS: tuple[str, ...] = tuple(name for name in api_graphs() if not name.startswith(("compare", "side")))
 
     def __init__(self, stand: Stand) -> None:
-        self.stand, self.prompts = stand, 0
-        self.graphs = {name: graph for name, graph in api_graphs().items() if not name.startswith(("compare", "side"))}
+        self.stand, self.prompts, graphs = stand, 0, api_graphs()
+        self.graphs = {name: graphs[name] for name in self.GRAPHS}
         stand.with_pack("settling")
 
     def case(self, chance: random.Random) -> Found:
@@ -112,6 +113,16 @@ class Soak:
             sizes += f", settled {process.memory_info().rss / 2**20:.1f} MB"
         outcome = found.outcome if found.outcome in (FINE, LONG, DEATH) else RAW
         return Found(outcome, name, f"{sizes} {found.detail}".strip())
+
+
+class SoakOfEight(Soak):
+    """Eight graphs with all nodes but the comparisons: each comes often enough to see where its memory levels off."""
+
+    name = "soak_eight"
+    GRAPHS = (
+        "flux_8gb", "make_it_fit", "sd15_local_attention", "train_lora", "upscale_4k", "video_to_video",
+        "wan_video_to_file", "will_it_fit",
+    )  # fmt: skip
 
 
 TO_ONE_ESTIMATE = 10  # calls of routes, of which an estimate takes a second or two
@@ -219,4 +230,4 @@ def _data(file: bytes, kind: str) -> bytes:
     return file if kind == "images" else file[8 + int.from_bytes(file[:8], "little") :]
 
 
-PARTS = (Prompts, Interrupts, Soak, Clients)
+PARTS = (Prompts, Interrupts, Soak, SoakOfEight, Clients)
