@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
-from ...memory.prediction import GivenUp, others_wait, while_wanted
+from ...memory.prediction import GivenUp, ends_by_asking_alone, others_wait, while_wanted
 
 Result = TypeVar("Result")
 LOOK = 0.25  # seconds between looks at the clock and at who waits
@@ -88,13 +88,15 @@ class Worker:
                 continue
 
     def _give_up(self, job: _Job[Any]) -> None:
-        """Has work end, if it has not: first where it asks, then wherever its Python is."""
+        """Has work end, if it has not: first where it asks, then wherever its Python is, where that is safe."""
         job.wanted.clear()
         if job.began and not job.ended.is_set():
             threading.Thread(target=self._insist, args=(job,), daemon=True).start()
 
     def _insist(self, job: _Job[Any]) -> None:
         while not job.ended.wait(GRACE) and self._thread is not None:
+            if ends_by_asking_alone(self._thread):
+                continue
             # CPython's own way to raise in another thread; it arrives between two steps of the interpreter.
             raised: Any = ctypes.py_object(GivenUp)
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread.ident or 0), raised)

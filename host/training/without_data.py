@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_map
 
 from ...attention import parse_blocks
 from ...memory.accelerator import is_here
-from ...memory.prediction import CannotPredict, Card, explained, fake_mode
+from ...memory.prediction import CannotPredict, Card, ends_where_it_asks, explained, fake_mode
 from ...training import BlockCost
 from ..core.internals import TESTED, find
 from ..core.latents import shapes_in_model
@@ -184,7 +184,8 @@ def predict_training_step(asked: Training, card: Card, parts: Sequence[TrainingP
     blocks, mode = TrainedBlocks.of(asked.model.get_model_object("diffusion_model")), fake_mode()
     as_in_training = seen_here(comfy.model_management, "in_training", True)
     # Of the copy: a tensor that was made under inference mode cannot be saved for a backward.
-    with torch.inference_mode(False), torch.enable_grad(), answering({}), as_in_training, explained():
+    gradients = torch.enable_grad()
+    with ends_where_it_asks(), torch.inference_mode(False), gradients, answering({}), as_in_training, explained():
         stand_in = StandIn.of(asked.model, mode, here)
         dtype = _computed_in(asked)
         if asked.settings.training_dtype != "none":

@@ -8,7 +8,7 @@ from .card import CAPABILITIES, GPU_CHOICES, THIS_MACHINE, Card, named_card
 from .convolution import ConvolutionCall
 from .fake import fake_copy, fake_mode, fake_tensor, fake_tree, name_modules, plain_tensors
 from .forecast import Forecast, Stage, Verdict
-from .giving_up import GivenUp, is_asked, require_wanted, while_wanted
+from .giving_up import GivenUp, ends_by_asking_alone, ends_where_it_asks, is_asked, require_wanted, while_wanted
 from .known_numbers import CountingModules, has_stated_zeros, state_zeros
 from .live_bytes import LiveBytes, repeated
 from .numbers import forecast_numbers
@@ -47,6 +47,8 @@ __all__ = [
     "Verdict",
     "Workspaces",
     "choose",
+    "ends_by_asking_alone",
+    "ends_where_it_asks",
     "explained",
     "fake_copy",
     "fake_mode",

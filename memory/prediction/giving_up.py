@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -12,6 +13,7 @@ class GivenUp(BaseException):
 
 
 _wanted: ContextVar[Callable[[], bool] | None] = ContextVar("headroom_wanted", default=None)
+_only_asking = set[int | None]()  # threads
 
 
 @contextmanager
@@ -39,3 +41,23 @@ def require_wanted() -> None:
     wanted = _wanted.get()
     if wanted is not None and not wanted():
         raise GivenUp
+
+
+@contextmanager
+def ends_where_it_asks() -> Iterator[None]:
+    """Within it nobody raises :class:`GivenUp` in this thread from outside: work with gradients has torch call Python
+    from where it takes no error, which ends the process for one (PyTorch 2.11)."""
+    here = threading.get_ident()
+    if here in _only_asking:
+        yield
+        return
+    _only_asking.add(here)
+    try:
+        yield
+    finally:
+        _only_asking.discard(here)
+
+
+def ends_by_asking_alone(thread: threading.Thread) -> bool:
+    """Whether a thread is within :func:`ends_where_it_asks`."""
+    return thread.ident in _only_asking

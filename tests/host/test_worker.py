@@ -4,13 +4,24 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
 import torch
 
+from headroom.host.server import worker as worker_module
 from headroom.host.server.worker import TookTooLong, Worker
-from headroom.memory.prediction import GivenUp, LiveBytes, fake_mode, others_wait, require_wanted, turn, while_wanted
+from headroom.memory.prediction import (
+    GivenUp,
+    LiveBytes,
+    ends_where_it_asks,
+    fake_mode,
+    others_wait,
+    require_wanted,
+    turn,
+    while_wanted,
+)
 
 LONG = 3600.0
 
@@ -110,6 +121,40 @@ def test_operators_ask() -> None:
     endless = Endless(add)
     asyncio.run(followed())
     assert endless.ended.wait(60)
+
+
+@pytest.mark.parametrize("region", [ends_where_it_asks, nullcontext])
+def test_work_with_gradients_ends_where_it_asks(
+    monkeypatch: pytest.MonkeyPatch, region: Callable[[], AbstractContextManager[None]]
+) -> None:
+    """An error raised in its thread from outside could arrive where torch takes none, and ends the process."""
+    monkeypatch.setattr(worker_module, "GRACE", 0.05)
+    where, given_up = list[str](), threading.Event()
+
+    def work() -> None:
+        try:
+            with region():
+                where.append("within")
+                given_up.wait(30)
+                for _ in range(50):
+                    time.sleep(0.01)  # it asks nobody
+                where.append("at its end")
+                require_wanted()
+        finally:
+            ended.set()
+
+    async def both() -> int:
+        worker = Worker(0.1)
+        with pytest.raises(TookTooLong):
+            await worker.run(work)
+        given_up.set()
+        worker.most_seconds = LONG
+        return await worker.run(lambda: 7)
+
+    ended = threading.Event()
+    assert asyncio.run(both()) == 7
+    assert ended.is_set()
+    assert where == ["within", *(["at its end"] if region is ends_where_it_asks else [])]
 
 
 def test_nobody_waits_any_longer() -> None:
