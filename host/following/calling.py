@@ -126,8 +126,8 @@ def outputs(kind: str, result: Any) -> Outputs:
     Raises:
         NotFollowed: it is in none of them.
     """
-    if isinstance(result, dict):
-        result = result.get("result")
+    if isinstance(result, dict):  # what is shown alone is no output
+        result = result.get("result", () if "ui" in result else None)
     found = getattr(result, "args", result)
     if not isinstance(found, tuple):
         raise NotFollowed(f"{kind} gives nothing that is known")
