@@ -76,7 +76,7 @@ class FrameReader:
         try:
             with self._open() as container:
                 stream = self._stream(container)
-                shown = (packet for packet in _packets(container, stream) if packet.size and not packet.is_discard)
+                shown = (packet for packet in _packets(container, stream) if _is_shown(packet, stream))
                 return sum(self._place(packet, number) == 0 for number, packet in enumerate(shown))
         except (av.error.FFmpegError, OSError) as error:
             raise ValueError(f"{self._name} cannot be read further: {_why(error)}") from error
@@ -159,6 +159,13 @@ class FrameReader:
 def _packets(container: av.container.InputContainer, stream: av.VideoStream) -> Iterator[av.Packet[av.VideoStream]]:
     """Without half of one at the end of a file that was cut off."""
     return (packet for packet in container.demux(stream) if not packet.is_corrupt)
+
+
+def _is_shown(packet: av.Packet[av.VideoStream], stream: av.VideoStream) -> bool:
+    """Whether a frame comes of it: VP8 has packets that others alone refer to (RFC 6386, 9.1: ``show_frame``)."""
+    if not packet.size or packet.is_discard:
+        return False
+    return stream.codec_context.name != "vp8" or bool(memoryview(packet)[0] & 0x10)
 
 
 def _exact(seconds: float) -> Fraction:

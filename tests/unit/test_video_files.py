@@ -703,6 +703,24 @@ class TestReader:
             assert FrameReader(path, **limits).frames == count
         assert len(read(path, start_time=float(6 / NTSC))) == 6
 
+    def test_packets_of_which_no_frame_is_shown(self, tmp_path: Path) -> None:
+        """VP8's encoders make such in two passes: frames that others refer to."""
+        frames = read(gops(tmp_path / "a.webm", "libvpx"))
+        assert len(frames) == 40
+        with av.open(str(tmp_path / "a.webm")) as given, av.open(str(tmp_path / "b.webm"), "w") as output:
+            video = given.streams.video[0]
+            stream = output.add_stream_from_template(video)
+            for number, packet in enumerate(one for one in given.demux(video) if one.size):
+                data = bytearray(bytes(packet))
+                data[0] &= 0xFF if number not in (5, 20) else 0xEF
+                changed = av.Packet(bytes(data))
+                changed.pts, changed.dts, changed.time_base = packet.pts, packet.dts, packet.time_base
+                changed.is_keyframe, changed.stream = packet.is_keyframe, stream
+                output.mux(changed)
+        kept = [number for number in range(40) if number not in (5, 20)]
+        assert FrameReader(tmp_path / "b.webm").frames == 38
+        assert torch.equal(read(tmp_path / "b.webm"), frames[kept])
+
     def test_turned(self, tmp_path: Path) -> None:
         """A phone's: the matrix of the track's header turns it by 90 degrees."""
         path = write(tmp_path / "a.mp4", "mp4 h264", moving(3))
