@@ -167,20 +167,20 @@ def test_a_video_is_shown_and_what_was_told_of_its_frames_is_over(page: Page, vi
     """The last frame of the live preview is gone: the browser would take it for the video, and show neither."""
     page.evaluate(DROP, json.dumps({
         "1": node("CheckpointLoaderSimple", ckpt_name="tiny_sd15.safetensors"),
-        "2": node("EmptyLatentImage", width=128, height=128, batch_size=120),
+        "2": node("EmptyLatentImage", width=128, height=128, batch_size=40),
         "3": node(
             "HeadroomVAEDecodeVideo", samples=["2", 0], vae=["1", 2], fps=8.0, format="mp4 h264", filename_prefix=view
         ),
     }))  # fmt: skip
     page.evaluate(LOOK_AT, "3")
     page.evaluate(f"() => {{ window.ended = {NOT_YET!r}; ({RUN})().then((wrong) => {{ window.ended = wrong; }}); }}")
-    page.wait_for_function(SAID, arg="of 120, ")
+    page.wait_for_function(SAID, arg="of 40, ")
     page.wait_for_function(f"window.ended !== {NOT_YET!r}", timeout=180_000)
     assert page.evaluate("window.ended") is None
     page.wait_for_function(PLAYED, arg=f"{view}_")
-    page.wait_for_function(f"() => !({SAID})('of 120, ')")
+    page.wait_for_function(f"() => !({SAID})('of 40, ')")
     if Environment.from_variables().frontend is None:  # the newest one lets what a node told go with the run
-        page.wait_for_function(SAID, arg="120 frames in ")
+        page.wait_for_function(SAID, arg="40 frames in ")
     page.wait_for_function(f"!{LEFT}.length")
     page.wait_for_function(f"!{ON_CANVAS}")
 
