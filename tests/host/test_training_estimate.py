@@ -254,7 +254,7 @@ def test_a_set_takes_what_was_said_beforehand_and_in_its_first_step() -> None:
 def test_a_batch_counts_in_full_whatever_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty latent is one picture."""
     # By what is free the host cuts attention on a CPU, and other tests take memory meanwhile.
-    monkeypatch.setattr(model_management, "get_free_memory", lambda dev=None, both=False: (FREE, FREE) if both else FREE)
+    monkeypatch.setattr(model_management, "get_free_memory", lambda dev=None, both=False: (FREE,) * 2 if both else FREE)
     family = FAMILIES["z_image"]
     model, x = family.load(), family.latent(24 * family.reach, 24 * family.reach)
     peaks = [
