@@ -24,7 +24,7 @@ from headroom.host.training.estimate import OWN, WITHOUT, forecast_training
 from headroom.host.training.plan import BUDGET, EVERY_BLOCK, TrainingPlan
 from headroom.host.training.settings import TrainingSettings
 from headroom.host.training.without_data import NODE, Training
-from headroom.memory.prediction import TrainingForecast, named_card
+from headroom.memory.prediction import TrainingForecast, ends_by_asking_alone, named_card, while_wanted
 from headroom.memory.units import format_bytes
 from headroom.nodes.training_estimate import HeadroomTrainingEstimate
 from headroom.tools.server.client import Client
@@ -275,6 +275,20 @@ def test_the_longest_text_of_a_dataset_counts() -> None:
         for positive in ([[[short, extra]], long], [long], [[[short, extra]]])
     )
     assert less < both == alone
+
+
+def test_with_gradients_nobody_raises_in_it_from_outside() -> None:
+    """Where torch asks for a tensor's device an error would end the process."""
+    seen = set[tuple[bool, bool]]()
+
+    def wanted() -> bool:
+        seen.add((torch.is_grad_enabled(), ends_by_asking_alone(threading.current_thread())))
+        return True
+
+    with while_wanted(wanted):
+        forecast(FAMILIES["flux"])
+    assert {alone for gradients, alone in seen if gradients} == {True}
+    assert not ends_by_asking_alone(threading.current_thread())
 
 
 def test_a_dataset_without_pictures() -> None:
