@@ -71,7 +71,7 @@ def servers() -> Iterator[list[Server]]:
 
 @cache
 def cards(url: str) -> tuple[float, ...]:
-    """As the least picture takes less than the smallest of them or not."""
+    """What the servers are declared to have: by whether the smallest picture takes less than the smallest card."""
     answer = Client(url).post("/headroom/estimate", {"prompt": graph(0, SIDES[0]), "vram_gb": CARDS[-1]})
     return CARDS if max(stage["peak_gb"] for stage in answer["stages"]) < CARDS[0] else WIDE_CARDS
 
