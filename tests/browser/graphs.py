@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from headroom.tools.server.client import Client, Workflow
+from headroom.tools.server.client import NOTHING, Client, Workflow
 
 SIDE = 128
 REPORT, PREVIEW, CHART = "8", "9", "11"
@@ -58,3 +58,14 @@ def ran(client: Client, workflow: Workflow) -> dict[str, Any]:
         time.sleep(0.1)
     assert found["status"]["status_str"] == "success", found["status"]
     return dict(found["outputs"])
+
+
+def tells_again(client: Client) -> bool:
+    """Whether the host sends what a node told once more where it reuses a result; 0.18.2 does not."""
+    return bool(our_nodes(client)["HeadroomFit"].get("has_intermediate_output"))
+
+
+def forget(client: Client) -> None:
+    """Has the host compute everything of the next prompt."""
+    client.post("/free", {"unload_models": True, "free_memory": True})
+    ran(client, NOTHING)  # the worker forgets before the next prompt

@@ -52,6 +52,7 @@ THE_FRONTENDS_OWN = (
     r"404 \(Not Found\) \(http://[^/]+/(api/userdata[/?].*|user\.css|favicon\.ico)\)$",
     r"404 \(Not Found\) \(http://[^/]+/extensions/[^/]+/docs/\w+/en\.md\)$",  # it goes on to docs/<node>.md
     r"^ComfyApp graph accessed before initialization",
+    r"^getCanvas: canvas is null$",  # 0.18.2's, of a page that a busy machine draws late
     # The host forbids other addresses (--disable-api-nodes); it asks all the same.
     r"https://(api\.comfy\.org|huggingface\.co)/.*Content Security Policy",
 )

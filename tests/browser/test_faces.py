@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from headroom.memory.units import format_bytes
-from headroom.tools.server.client import NOTHING, Client, Workflow
+from headroom.tools.server.client import Client, Workflow
 from headroom.tools.setup.environment import Environment
 
-from .graphs import node, our_nodes, ran
+from .graphs import forget, node, our_nodes, ran, tells_again
 from .in_page import DROP, HARD_TO_READ, LOOK_AT, RUN, TEXT_SHOWN
 
 if TYPE_CHECKING:
@@ -69,11 +69,10 @@ DRAWN = """(id) => {
 def faces(page: Page, client: Client) -> Page:
     """A page that has run the graph, of which the host had computed everything before (0.18.2 sends no text then)."""
     page.evaluate(DROP, json.dumps(graph()))
-    if our_nodes(client)["HeadroomFit"].get("has_intermediate_output"):
+    if tells_again(client):
         ran(client, page.evaluate("app.graphToPrompt().then(({ output }) => output)"))
     else:
-        client.post("/free", {"unload_models": True, "free_memory": True})
-        ran(client, NOTHING)  # the worker forgets before the next prompt
+        forget(client)
     assert page.evaluate(RUN) is None
     return page
 
@@ -136,7 +135,8 @@ def test_what_a_video_became_is_told_once_it_is_written(page: Page, client: Clie
         ),
         "5": node("SaveLatent", samples=["4", 0], filename_prefix="face"),
     }  # fmt: skip
-    for _ in range(1 + our_nodes(client)["HeadroomVAEEncodeVideo"].get("has_intermediate_output", False)):
+    forget(client)
+    for _ in range(1 + tells_again(client)):
         page.evaluate(DROP, json.dumps(video))
         assert page.evaluate(RUN) is None
         for number, told in REPORTS.items():

@@ -10,7 +10,7 @@ import pytest
 
 from headroom.tests.host.ui_workflows import OTHER_ID
 
-from .graphs import CHART, PREVIEW, REPORT, SIDE, graph, node
+from .graphs import CHART, PREVIEW, REPORT, SIDE, forget, graph, node
 from .in_page import CLEAR, DROP, LOOK_AT, RUN, TEXT_SHOWN, execute
 from .test_make_it_fit import opened
 
@@ -111,8 +111,9 @@ def test_an_error_of_ours_is_a_sentence_in_the_page(page: Page) -> None:
     panel.locator(said).first.wait_for()
 
 
-def test_make_it_fit_shows_what_its_plan_took(page: Page) -> None:
+def test_make_it_fit_shows_what_its_plan_took(page: Page, client: Client) -> None:
     """A second run is measured anew, and stands there alone."""
+    forget(client)  # a host that reuses a plan may not tell it again
     page.evaluate(DROP, json.dumps(fitted()))
     text = "app.rootGraph.getNodeById('20').widgets.find(({ name }) => name === 'text').value"
     expected = [("6", "sampling"), ("7", "decode")]
@@ -141,7 +142,8 @@ def fitted() -> Workflow:
 
 
 @pytest.mark.parametrize("view", ["classic"])
-def test_what_a_run_took_is_told_in_its_own_tab(page: Page) -> None:
+def test_what_a_run_took_is_told_in_its_own_tab(page: Page, client: Client) -> None:
+    forget(client)
     page.evaluate(DROP, json.dumps(fitted()))
     page.evaluate(SET, ["6", "seed", 7])  # not reused
     assert page.evaluate(RUN) is None
@@ -157,7 +159,8 @@ def test_what_a_run_took_is_told_in_its_own_tab(page: Page) -> None:
 
 
 @pytest.mark.parametrize("view", ["classic"])
-def test_a_plan_in_a_subgraph_is_told_with_what_it_took_and_comes_back(page: Page) -> None:
+def test_a_plan_in_a_subgraph_is_told_with_what_it_took_and_comes_back(page: Page, client: Client) -> None:
+    forget(client)
     page.evaluate(DROP, json.dumps(fitted()))
     page.evaluate(SET, ["6", "seed", 8])
     wrap = "(ids) => void app.rootGraph.convertToSubgraph(new Set(ids.map((id) => app.rootGraph.getNodeById(id))))"

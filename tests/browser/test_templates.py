@@ -76,6 +76,8 @@ CROWDED = f"""[...document.querySelectorAll("textarea[readonly]")]
 ONE_LOOK = {"ImageCompare"}  # the host's nodes that the older look cannot show
 # The newest frontend makes a node taller for its chart, where others take of its text: out of its group, over no other.
 NEWEST, GROWING = Environment.from_variables().frontend is not None, "Compare Strategies"
+# Of a template, a node whose saved values have another order where it lacks an input: older hosts' Train LoRA.
+LATER = {"Train a LoRA on 6GB": ("TrainLoraNode", "quantized_backward")}
 LEAST_ZOOM = 0.6  # below 0.572 a canvas draws no texts: they would be smaller than 8 pixels
 
 
@@ -104,7 +106,7 @@ def told(client: Client) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("view", ["classic", "modern"])
-def test_each_opens_without_a_warning_and_is_read_there(page: Page, told: dict[str, Any]) -> None:
+def test_each_opens_without_a_warning_and_is_read_there(page: Page, client: Client, told: dict[str, Any]) -> None:
     """As large as the screen allows, all of it on the screen, and no node over another or out of its group; and so
     with what its nodes say after a run, for which there is room.
     """
@@ -114,7 +116,7 @@ def test_each_opens_without_a_warning_and_is_read_there(page: Page, told: dict[s
         open_template(page, name)
         page.wait_for_timeout(700)  # the view moves there, and a warning would come after the nodes
         assert not page.evaluate(BROKEN), name
-        assert not page.evaluate(LACKING), name
+        assert not page.evaluate(LACKING) or not has_its_inputs(client, name), name
         assert not warnings(page).count(), name
         zoom = page.evaluate("app.canvas.ds.scale")
         wrong += [f"{name} opens at {zoom:.3f}"] if zoom < LEAST_ZOOM else []
@@ -125,6 +127,12 @@ def test_each_opens_without_a_warning_and_is_read_there(page: Page, told: dict[s
         wrong += misplaced(page, f"{name}, after a run")
         wrong += [f"{name}: {text}" for text in page.evaluate(CROWDED)]
     assert not wrong, "\n".join(wrong)
+
+
+def has_its_inputs(client: Client, name: str) -> bool:
+    """Whether this host's nodes have all inputs that a template gives values, by their place."""
+    kind, entry = LATER.get(name, ("", ""))
+    return not kind or entry in client.object_info(kind)[kind]["input"]["required"]
 
 
 def misplaced(page: Page, name: str) -> list[str]:
