@@ -23,6 +23,7 @@ from .accelerator import (
 SAMPLE_SECONDS = 0.01
 MB = 2**20
 ALLOCATED = "allocated"  # prefix of a source that counts tensors, and not the process as a whole
+PROCESS = "the whole process, sampled"  # source of work on a CPU, and prefix of one on a device that tells nothing
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def _sampled(device: torch.device) -> str:
     if allocated_bytes(device) is not None:
         return f"{ALLOCATED} on {device_name(device)}, sampled"
     unknown = "" if device.type == "cpu" else f": {device_name(device)} does not say what is allocated on it"
-    return f"the whole process, sampled{unknown}"
+    return f"{PROCESS}{unknown}"
 
 
 class _Sampler:

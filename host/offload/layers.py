@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
 
 NETWORK = "diffusion_model."
+NOTHING_STREAMS = "ComfyUI was started with --highvram or --gpu-only: it streams no weights"
+ALL_STREAMS = "ComfyUI was started with --novram: it streams all weights that it can"
 # Of the model's bytes: the smallest layers, such as norms, that together take no more are not worth a copy each.
 SMALL_SHARE = 0.002
 
@@ -108,6 +111,16 @@ def least_on_card(model: ModelPatcher) -> int:
 def streams_nothing() -> bool:
     """Whether the host was started to have all weights on the card, with ``--highvram`` or ``--gpu-only``."""
     return comfy.model_management.vram_state is comfy.model_management.VRAMState.HIGH_VRAM
+
+
+def streams_everything() -> bool:
+    """Whether the host was started to keep no weights on the card that it can stream, with ``--novram``."""
+    return comfy.model_management.vram_state is comfy.model_management.VRAMState.NO_VRAM
+
+
+def said_of_streaming() -> Sequence[str]:
+    """What people are told where the host was started to stream nothing, or everything."""
+    return (NOTHING_STREAMS,) * streams_nothing() + (ALL_STREAMS,) * streams_everything()
 
 
 def module_bytes(module: nn.Module) -> int:

@@ -35,7 +35,7 @@ from ..measure.calibrated import workspaces_for
 from ..measure.wrappers import measure_sampling
 from ..offload.block_offload import apply_offload
 from ..offload.budget import budget_of
-from ..offload.layers import Layers
+from ..offload.layers import Layers, streams_everything
 from ..prediction.host_answers import answering
 from ..prediction.kept import kept, step_key
 from ..prediction.networks import model_without_data
@@ -217,6 +217,7 @@ class SamplingWays:
         fixed = budget_of(self.question.model) is not None
         if fixed:
             self.notes.append("the VRAM budget stays as its own node says")
+        fixed |= streams_everything()  # no budget brings weights onto the card then
         return SamplingPlan(stage, attention, in_turns, storage, loss, staging=staging, fixed=fixed)
 
     def _predict(self, asked: Question, attention: str) -> tuple[Stage, int | None]:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ...graph.prompt import Graph, parents, upstream
 from ...memory import Row
+from ...memory.accelerator import has_own_memory
 from ...memory.prediction import CannotPredict, GivenUp, while_wanted
 from ...memory.render import MemoryBar, NodeReport, draw_report, measured_bar, render_report
 from ..attention.override import overrides_of
@@ -58,7 +59,8 @@ def memory_report(prompt: str, node: str, graph: Graph, model: ModelPatcher | No
     device = comfy.model_management.get_torch_device()
     machine = describe_machine(device)
     chart = np.asarray(draw_report(nodes, machine), dtype=np.float32) / 255.0
-    bar = measured_bar(nodes, int(comfy.model_management.get_total_memory(device)))
+    total = int(comfy.model_management.get_total_memory(device))
+    bar = measured_bar(nodes, total, own_memory=has_own_memory(device))
     return MemoryReport(render_report(nodes, machine, settings), torch.from_numpy(chart)[None], bar)
 
 

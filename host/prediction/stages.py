@@ -22,7 +22,7 @@ from ..core.latents import first_part, is_nested, packed_shape, shapes_in_model
 from ..measure.calibrated import workspaces_for
 from ..measure.speeds import kind_of, kind_of_sampling, with_speed
 from ..offload.budget import budget_of
-from ..offload.layers import least_on_card, streams_nothing
+from ..offload.layers import least_on_card, said_of_streaming, streams_everything, streams_nothing
 from ..sampling.conditioning import usual_conditioning
 from ..vae.fallback import BudgetTooSmall
 from .encoders import predict_text
@@ -35,8 +35,6 @@ from .vae import Coding, CodingPrediction, predict_coding
 
 if TYPE_CHECKING:
     from comfy.model_patcher import ModelPatcher
-
-NOTHING_STREAMS = "ComfyUI was started with --highvram or --gpu-only: it streams no weights"
 
 
 @dataclass(frozen=True)
@@ -170,8 +168,8 @@ def sampling_stages(question: Question, card: Card) -> Iterator[Stage]:
 def sampling_stage(question: Question, card: Card) -> Stage:
     """A step of the sampler, with the model's budget if a node gave it one."""
     model, step = question.model, step_of(question)
-    budget = budget_of(model)
-    beside = step.beside
+    budget, beside = budget_of(model), step.beside
+    staging = 0 if budget is None else budget.staging
     more = sum(int(one.model_size()) for one in beside)
     weights = int(model.model_size()) + more
     least = kept(model.model, ("least", streams_nothing()), lambda: least_on_card(model))
@@ -181,12 +179,12 @@ def sampling_stage(question: Question, card: Card) -> Stage:
         Prediction(0, 0),
         weights,
         least if card.has_own_memory else weights,  # a CPU has nothing to stream from
-        None if budget is None else budget.weights + more,
+        staging if streams_everything() else None if budget is None else budget.weights + more,
         model=id(model.model),
         beside=more,
         kind=kind_of_sampling(model),
         times=0.0,
-        staging=0 if budget is None else budget.staging,
+        staging=staging,
     )
     try:
         return replace(
@@ -202,9 +200,7 @@ def sampling_stage(question: Question, card: Card) -> Stage:
 
 def notes_of(question: Question) -> tuple[str, ...]:
     """What the prediction of a step assumes or leaves out, for people."""
-    assumed: tuple[str, ...] = (SAME_EXPERTS,) if has_experts(question.model.model) else ()
-    if streams_nothing():
-        assumed += (NOTHING_STREAMS,)
+    assumed = (*((SAME_EXPERTS,) if has_experts(question.model.model) else ()), *said_of_streaming())
     if question.positive is None:
         return ("positive is not connected: a prompt of usual length is assumed", *assumed)
     if not all(map(is_followed, every_control(question.positive, question.negative or ()))):

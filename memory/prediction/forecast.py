@@ -156,13 +156,14 @@ class Forecast:
         return sum(stage.disk for stage in self.stages)
 
     def _models(self) -> Iterator[Stage]:
-        """One stage for each model: an encode and a decode share one, and so do two samplings with one."""
-        seen = set()
+        """The stage of each model with most weights: an encode and a decode share one, and so do two samplings with
+        one, of which the second may have a ControlNet beside it."""
+        found: dict[tuple[str, int], Stage] = {}
         for stage in self.stages:
             model = ("vae" if stage.work in ("encode", "decode") else stage.work, stage.model)
-            if model not in seen:
-                seen.add(model)
-                yield stage
+            if model not in found or stage.weights + stage.ram > found[model].weights + found[model].ram:
+                found[model] = stage
+        return iter(found.values())
 
     @property
     def fullest(self) -> Stage | None:

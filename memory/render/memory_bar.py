@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..peak import PROCESS
 from ..units import format_bytes
 from .report import NodeReport
 
@@ -60,13 +61,16 @@ class MemoryBar:
         return {"total": self.total, "allowed": self.allowed, "loads": loads, "sentence": self.sentence()}
 
 
-def measured_bar(nodes: Sequence[NodeReport], total: int, limit: float = USUAL_LIMIT) -> MemoryBar:
+def measured_bar(
+    nodes: Sequence[NodeReport], total: int, limit: float = USUAL_LIMIT, own_memory: bool = False
+) -> MemoryBar:
     """What was measured, of the nodes that a report tells of.
 
     Args:
         nodes: in the order of the report.
         total: bytes of the device.
         limit: share of it that may be used.
+        own_memory: it has memory beside the machine's, where work on the CPU, as of ``--cpu-vae``, takes nothing.
     """
     loads = (
         Load(
@@ -75,7 +79,7 @@ def measured_bar(nodes: Sequence[NodeReport], total: int, limit: float = USUAL_L
         )
         for node in nodes
         for row in node.rows
-        if row.peak is not None
+        if row.peak is not None and not (own_memory and row.peak.source == PROCESS)
     )
     return MemoryBar(total, int(limit * total), tuple(loads))
 

@@ -27,6 +27,7 @@ from headroom.host.core.internals import find
 from headroom.host.measure.runs import LOG
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.offload.budget import budget_of
+from headroom.host.offload.layers import ALL_STREAMS
 from headroom.host.planning import fit as fit_of_the_host
 from headroom.host.planning.decode_in_graph import decode_in_graph
 from headroom.host.planning.fit import apply_fit, changed, find_fit
@@ -330,6 +331,17 @@ class TestWhatOthersHaveSet:
         assert all(plan.fixed for plan in fit.considered)
         result, _ = apply_fit(question.model, question.vae, find_fit(question, named_card("sm86", 8.0)))
         assert budget_of(result) == budget_of(model)
+
+    def test_novram(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """No budget would bring weights back onto the card."""
+        state = comfy.model_management.VRAMState.NO_VRAM
+        monkeypatch.setattr(comfy.model_management, "vram_state", state)
+        question = asked()
+        fit = find_fit(question, named_card("sm86", 8.0))
+        assert all(plan.fixed and plan.stage.resident == plan.stage.least_weights for plan in fit.considered)
+        assert ALL_STREAMS in fit.notes
+        assert budget_of(apply_fit(question.model, question.vae, fit)[0]) is None
+        assert fit.forecast.streamed_per_step > 0
 
     def test_a_vae_node_before_it(self) -> None:
         vae = low_memory_vae(load_vae("flux"), VAESettings(method="feathered", tile_size=128))

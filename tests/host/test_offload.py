@@ -30,9 +30,9 @@ from headroom.host.offload import block_offload, offloaded_sampling
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.offload.budget import budget_of, set_budget
 from headroom.host.offload.host_internals import ATTRIBUTES, MANAGEMENT, METHODS, HostChangedError
-from headroom.host.offload.layers import Layers, least_weights
+from headroom.host.offload.layers import ALL_STREAMS, NOTHING_STREAMS, Layers, least_weights
 from headroom.host.offload.offloaded_sampling import is_streamed
-from headroom.host.prediction.stages import NOTHING_STREAMS, Question, notes_of, sampling_stage
+from headroom.host.prediction.stages import Question, notes_of, sampling_stage
 from headroom.memory import file_backed_bytes
 from headroom.memory.prediction import Forecast, Verdict, named_card
 from headroom.offload import block_lists
@@ -178,6 +178,21 @@ class TestBudget:
             monkeypatch.setattr(comfy.model_management, "vram_state", state)
             assert Forecast(small, (sampling_stage(asked, small),), 1.0).verdict is Verdict.DOES_NOT_FIT
         assert NOTHING_STREAMS in notes_of(asked)
+
+    def test_without_vram_all_streams_in_a_prediction(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However much the card has."""
+        family, card = FAMILIES["flux"], named_card("sm86", 12.0)
+        asked = Question(family.load(), {"samples": family.latent()}, positive=family.conditioning(1), cfg=1.0)
+        with torch.inference_mode():
+            usual = sampling_stage(asked, card)
+            assert usual.resident == usual.weights
+            state = comfy.model_management.VRAMState.NO_VRAM
+            monkeypatch.setattr(comfy.model_management, "vram_state", state)
+            stage = sampling_stage(asked, card)
+            assert stage.resident == stage.least_weights < stage.weights
+            assert stage.activations == usual.activations
+            assert Forecast(card, (stage,), 1.0).streamed(stage) == stage.weights - stage.least_weights
+        assert ALL_STREAMS in notes_of(asked)
 
     def test_the_cpu_is_told_that_nothing_is_gained(self) -> None:
         assert "no memory is gained" in apply_offload(FAMILIES["flux"].load(), 0.03)[1]

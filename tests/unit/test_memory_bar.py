@@ -7,6 +7,7 @@ import json
 import pytest
 
 from headroom.memory import Peak, Row
+from headroom.memory.peak import PROCESS
 from headroom.memory.prediction import Forecast, Prediction, Stage, named_card
 from headroom.memory.render import MemoryBar, NodeReport, forecast_bar, measured_bar
 
@@ -67,6 +68,14 @@ def test_weights_that_dynamic_vram_keeps_are_on_the_device_too() -> None:
     found = measured_bar([NodeReport("5", "KSampler", [row])], 8 * GB)
     assert sizes(found.loads[0].parts) == {"before": 5, "growth": 2}
     assert found.peak == 7 * GB
+
+
+def test_work_on_the_cpu_is_not_on_the_card() -> None:
+    """As of a VAE with --cpu-vae; where the CPU is the device, it is what is told."""
+    rows = [Row("sampling", 1.0, Peak(GB, 3 * GB, "allocated")), Row("decode", 1.0, Peak(GB, 30 * GB, PROCESS))]
+    nodes = [NodeReport("5", "KSampler", rows)]
+    assert [load.name for load in measured_bar(nodes, 8 * GB, own_memory=True).loads] == ["#5 sampling"]
+    assert [load.name for load in measured_bar(nodes, 64 * GB).loads] == ["#5 sampling", "#5 decode"]
 
 
 def test_nothing_measured_is_an_empty_bar() -> None:

@@ -313,6 +313,9 @@ class TestForecast:
         high, low = (replace(self.stage("sampling", 400, MiB, 40), model=number) for number in (1, 2))
         coded = [replace(self.stage(work, 100, MiB, 100), model=3) for work in ("encode", "decode")]
         assert self.forecast(500, coded[0], high, low, high, coded[1]).ram_needed == 900 * MiB
+        controlled = replace(high, weights=high.weights + 70 * MiB, beside=70 * MiB)
+        for samplings in ((high, controlled), (controlled, high)):
+            assert self.forecast(500, *samplings).ram_needed == 470 * MiB
 
     def test_decoded_frames_need_ram_and_disk(self) -> None:
         """Beside a card; on a CPU they are in what its work takes already."""
