@@ -54,8 +54,10 @@ const textOf = (node) => node?.widgets?.find(({ name }) => name === WIDGET);
 
 /** Lets the last preview of a node go, which the browser would take for the video that it shows instead, or put below it. */
 function dropPreview(node) {
-  store("nodeOutput")?.revokePreviewsByLocatorId?.(placeOf(node)); // where Nodes 2.0 reads it
-  delete app.nodePreviewImages?.[placeOf(node)];
+  const [place, outputs] = [placeOf(node), store("nodeOutput")]; // where Nodes 2.0 reads it
+  if (outputs?.revokePreviewsByLocatorId) outputs.revokePreviewsByLocatorId(place);
+  else delete outputs?.nodePreviewImages?.[place]; // the frontend of 0.18.2 offers no other way
+  delete app.nodePreviewImages?.[place];
   delete node.imgs; // a canvas draws these
   const drawn = node.widgets?.find(({ name }) => name === DRAWN);
   if (drawn) node.removeWidget(drawn);
