@@ -103,6 +103,8 @@ class Damaged(Kept):
     def case(self, chance: random.Random) -> Found:
         """One damaged file."""
         name = self.any_graph(chance)
+        for path in filter(Path.is_dir, self.files()):  # of a case before: what is no file the pack leaves where it is
+            path.rmdir()
         reference = self.run(name)  # with files to damage
         if reference.outcome != FINE:
             return reference
