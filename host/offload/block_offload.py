@@ -17,7 +17,7 @@ from ..core.wrapper_kinds import APPLY_MODEL, OUTER_SAMPLE
 from ..measure.wrappers import measure_sampling, wrap
 from .budget import Budget, loads_by_the_host, plan_budget, set_budget
 from .host_internals import check_calls, check_model
-from .layers import Layers, streams_nothing
+from .layers import ALL_STREAMS, Layers, streams_everything, streams_nothing
 from .offloaded_sampling import Offload, OffloadedSampling, streamed
 from .watermark import cannot_limit
 
@@ -55,7 +55,7 @@ def apply_offload(
         return result, "Block Offload: no budget; the host decides"
     layers = Layers(model)
     refusal = cannot_budget(model)
-    notes = [refusal] if refusal else []
+    notes = [refusal] if refusal else [ALL_STREAMS] * streams_everything()
     ahead = 0 if granularity == "leaf" else prefetch
     if ahead and (why := cannot_prefetch(layers)) is not None:
         ahead = 0
