@@ -1546,8 +1546,13 @@ PREDICTIONS = (
         ),
         (
             "forecast: a model's budget ignored",
+            "        staging if streams_everything() else None if budget is None else budget.weights + more,\n",
+            "        staging if streams_everything() else None,\n",
+        ),
+        (
+            "forecast: without VRAM the weights stay on the card all the same",
+            "        staging if streams_everything() else None if budget is None else budget.weights + more,\n",
             "        None if budget is None else budget.weights + more,\n",
-            "        None,\n",
         ),
         (
             "forecast: a low-memory VAE takes all of the card, whatever may be used",

@@ -19,6 +19,7 @@ LEAST_ROWS = 2.0  # of the widest map in a strip on an accelerator: lower strips
 NUMBERS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48, 64)  # of strips in a pass that are tried
 WORTH = 0.995  # a change must bring the time below this share
 NEAR = 1.07  # within this factor of the time without a budget the search ends
+AS_GOOD = 1.02  # within this factor, on a slower host too, no taller strips are looked for
 HOPELESS = 1.05  # of the budget: lower strips do not always take less, but hardly ever so much more
 MOST_CHANGES = 12
 # In how many strips of the widest map a way may end, before maps are given up instead. Few first: where the times are
@@ -28,6 +29,7 @@ REFINED = 2  # the fastest ways found, which are then tried in fewer strips
 DISPATCH = 8e-6  # seconds that a slower host takes for a kernel, beyond the figures
 SMALL = 300  # operations, as a picture has; for a video, with thousands, fewer ways are tried
 COUNTED = 1.5e-4  # seconds for one operation of a schedule that is tried, about, of one core of an AMD EPYC
+VIDEO = 5  # dimensions of its maps, of which each schedule takes longer to count than a picture's
 USES = 4  # decodes that a video's plan is expected to serve: what it may gain in them pays for what is tried
 FULL = 0.85  # passes with this share of the fullest pass's bytes count as full too
 
@@ -52,7 +54,9 @@ class Search:
         has_far: bool = False,
     ) -> None:
         self.planner, self.budget, self.has_far = planner, budget, has_far
-        self.is_small = len(planner.analysis.nodes) <= SMALL
+        nodes = planner.analysis.nodes
+        self.is_small = len(nodes) <= SMALL
+        self.of_frames = any(len(node.shape) == VIDEO for node in nodes)
         self.start = Choice(planner.figures.strip_bytes, store=store, rows=rows)
 
     def run(self) -> tuple[Schedule, bool]:
@@ -148,24 +152,37 @@ class Search:
         end: a descent whose strips stay tall may end in a better one."""
         heights = self._heights()
         starts = [heights[0] // number for number in STARTS] if self.is_small else []
+        outside = replace(self.start, outside=True)
         lowest_end = self._fitting(self.start, heights[-1]) if starts else None
         if lowest_end is not None and self._is_hopeless(lowest_end):
             yield lowest_end  # in taller strips even less fits
+        elif lowest_end is not None and self.of_frames and self._is_near(lowest_end, ideal, _on_a_slower_host, AS_GOOD):
+            yield lowest_end
+            return
         else:
             for lowest in (*starts, 0):
+                # A video's maps would be given up one after the other in vain.
+                if self.of_frames and lowest and self._is_hopeless(self._tallest(outside, lowest)):
+                    continue
                 found = self._improved(self._fitting(self.start, max(lowest, heights[-1])), ideal)
                 yield found
                 if self._is_near(found, ideal):
                     return
         if self.planner.figures.link:
-            yield self._tallest(replace(self.start, outside=True))
+            yield self._tallest(outside)
 
     def _is_hopeless(self, schedule: Schedule) -> bool:
         """Whether one that should take as little as any like it is clearly above the budget."""
         return schedule.peak > HOPELESS * self.budget
 
-    def _is_near(self, schedule: Schedule, ideal: Schedule) -> bool:
-        return schedule.peak <= self.budget and schedule.seconds <= NEAR * ideal.seconds
+    def _is_near(
+        self,
+        schedule: Schedule,
+        ideal: Schedule,
+        seconds: Callable[[Schedule], float] = lambda one: one.seconds,
+        factor: float = NEAR,
+    ) -> bool:
+        return schedule.peak <= self.budget and seconds(schedule) <= factor * seconds(ideal)
 
     def _is_worth(self, tries: int, schedule: Schedule, ideal: Schedule) -> bool:
         """Whether so many tries take less time than they can gain; a picture's are quick."""
@@ -218,7 +235,8 @@ class Search:
     def _in_fewer(self, schedule: Schedule, places: list[int], ideal: Schedule) -> Schedule:
         best, most = schedule, max(schedule.windows[place].count for place in places)
         numbers = [number for number in NUMBERS if number < most]
-        if not self._is_worth(len(numbers), schedule, ideal):
+        nothing_to_gain = WORTH * _on_a_slower_host(schedule) <= _on_a_slower_host(ideal)
+        if nothing_to_gain or not self._is_worth(len(numbers), schedule, ideal):
             return schedule
         # A smaller number does not always take more memory: it depends on whether slabs are read as they lie.
         for number in numbers:
