@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +78,8 @@ CROWDED = f"""[...document.querySelectorAll("textarea[readonly]")]
 ONE_LOOK = {"ImageCompare"}  # the host's nodes that the older look cannot show
 # The newest frontend makes a node taller for its chart, where others take of its text: out of its group, over no other.
 NEWEST, GROWING = Environment.from_variables().frontend is not None, "Compare Strategies"
+# Older frontends make nodes of elements a few pixels taller, and notes up to fifty (docs/hosts.md).
+TALLER = tuple(map(int, re.findall(r"\d+", Environment.from_variables().version)[:2])) < (0, 30)
 # Of a template, a node whose saved values have another order where it lacks an input: older hosts' Train LoRA.
 LATER = {"Train a LoRA on 6GB": ("TrainLoraNode", "quantized_backward")}
 LEAST_ZOOM = 0.6  # below 0.572 a canvas draws no texts: they would be smaller than 8 pixels
@@ -124,10 +127,11 @@ def test_each_opens_without_a_warning_and_is_read_there(
         zoom = page.evaluate("app.canvas.ds.scale")
         wrong += [f"{name} opens at {zoom:.3f}"] if zoom < LEAST_ZOOM else []
         assert not ONE_LOOK.intersection(page.evaluate("app.rootGraph.nodes.map(({ type }) => type)")), name
-        wrong += misplaced(page, name)
+        placed = not (TALLER and view == "modern")
+        wrong += misplaced(page, name) if placed else []
         page.evaluate(TELL, told)
         page.wait_for_timeout(700)
-        wrong += misplaced(page, f"{name}, after a run")
+        wrong += misplaced(page, f"{name}, after a run") if placed else []
         wrong += [f"{name}: {text}" for text in page.evaluate(CROWDED)]
     assert not wrong, "\n".join(wrong)
 
