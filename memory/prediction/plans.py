@@ -33,7 +33,7 @@ class SamplingPlan:
         storage: that weights are cast to; empty: as they are.
         loss: what the storage does to the picture.
         staging: bytes of weights to set aside so that blocks can be prefetched; None: they cannot be.
-        fixed: whether the budget was set by a node, and stays.
+        fixed: whether the budget was set by a node, and stays, or the host was started to stream everything.
     """
 
     stage: Stage
