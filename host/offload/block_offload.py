@@ -117,7 +117,7 @@ def acts_on(device: torch.device) -> bool:
 def report(layers: Layers, offload: Offload) -> str:
     """What is resident and what is streamed, before anything runs."""
     lines = [f"Block Offload · {offload.summary()}"]
-    if offload.budget is not None:
+    if offload.budget is not None and not streams_everything():  # else what it would keep is not kept
         lines += _bytes_lines(layers, offload, offload.budget)
     return "\n".join([*lines, *(f"! {note}" for note in offload.notes)])
 

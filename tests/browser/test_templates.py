@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from PIL import Image
 
+from headroom.tests.host.ui_workflows import LATER
 from headroom.tools.pictures.every_node import every_node
 from headroom.tools.server.server import PACK_FOLDER
 from headroom.tools.setup.environment import Environment
-from headroom.tools.templates.template import WORKFLOWS
+from headroom.tools.templates.template import WORKFLOWS, path_of
 
 from ..nightly import NIGHTLY
 from .graphs import node, ran
@@ -80,8 +81,7 @@ ONE_LOOK = {"ImageCompare"}  # the host's nodes that the older look cannot show
 NEWEST, GROWING = Environment.from_variables().frontend is not None, "Compare Strategies"
 # Older frontends make nodes of elements a few pixels taller, and notes up to fifty (docs/hosts.md).
 TALLER = tuple(map(int, re.findall(r"\d+", Environment.from_variables().version)[:2])) < (0, 30)
-# Of a template, a node whose saved values have another order where it lacks an input: older hosts' Train LoRA.
-LATER = {"Train a LoRA on 6GB": ("TrainLoraNode", "quantized_backward")}
+LACKED = {path_of(name).stem: lacked for name, lacked in LATER.items()}
 LEAST_ZOOM = 0.6  # below 0.572 a canvas draws no texts: they would be smaller than 8 pixels
 
 
@@ -138,7 +138,7 @@ def test_each_opens_without_a_warning_and_is_read_there(
 
 def has_its_inputs(client: Client, name: str) -> bool:
     """Whether this host's nodes have all inputs that a template gives values, by their place."""
-    kind, entry = LATER.get(name, ("", ""))
+    kind, entry = LACKED.get(name, ("", ""))
     return not kind or entry in client.object_info(kind)[kind]["input"]["required"]
 
 

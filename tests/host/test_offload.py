@@ -193,7 +193,9 @@ class TestBudget:
             assert stage.activations == usual.activations
             assert Forecast(card, (stage,), 1.0).streamed(stage) == stage.weights - stage.least_weights
         assert ALL_STREAMS in notes_of(asked)
-        assert ALL_STREAMS in apply_offload(family.load(), 0.03)[1]
+        told = apply_offload(family.load(), 0.03)[1]
+        assert ALL_STREAMS in told
+        assert "resident up to" not in told
 
     def test_the_cpu_is_told_that_nothing_is_gained(self) -> None:
         assert "no memory is gained" in apply_offload(FAMILIES["flux"].load(), 0.03)[1]

@@ -36,7 +36,7 @@ from headroom.tools.templates.text import as_json
 from ..nightly import some_of
 from . import public_files
 from .conftest import ENVIRONMENT
-from .ui_workflows import Workflow, consistent, overlap
+from .ui_workflows import LATER, Workflow, consistent, overlap
 
 pytestmark = pytest.mark.usefixtures("extra_nodes")
 
@@ -50,10 +50,6 @@ NAMES = {"ckpt_name", "unet_name", "vae_name", "lora_name", "image", "text"}
 SIZES = {"width", "height", "length", "steps", "cfg", "scale_by", "tile_size", "overlap", "min_tokens", "slice_rows"}
 SIZES |= {"backend", "slice_sizes", "strength_model", "vram_budget_gb", "method", "format", "rank", "training_dtype"}
 SIZES |= {"lora_dtype"}
-
-
-# Of a template, a node whose saved values have another order where it lacks an input: older hosts' Train LoRA.
-LATER = {"train_lora": ("TrainLoraNode", "quantized_backward")}
 
 
 @pytest.fixture(params=TEMPLATES)

@@ -8,6 +8,9 @@ Workflow = dict[str, Any]
 # The browser opens a workflow of another id in a tab of its own; newer ones give what is no UUID an id of their own.
 ID, OTHER_ID = "0b1f4f3e-6a55-4d2a-9c6e-000000000001", "0b1f4f3e-6a55-4d2a-9c6e-000000000002"
 
+# Of a template, a node whose saved values have another order where it lacks an input: older hosts' Train LoRA.
+LATER = {"train_lora": ("TrainLoraNode", "quantized_backward")}
+
 
 def ui_node(number: int, kind: str, inputs: dict[str, str] | None = None, outputs: str = "", **more: Any) -> Workflow:
     """A node: inputs by name with their types, a name with * is a widget; types of outputs in a row."""
