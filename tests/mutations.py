@@ -1406,6 +1406,39 @@ VAES = (
         ),
     ),
     *_of(
+        "vae/exact/planning/alike.py",
+        "unit/test_alike.py",
+        (
+            "alike passes: whatever comes out of them",
+            "results = tuple((places[node], purpose) for node, purpose in one.results)",
+            "results = ()",
+        ),
+        (
+            "alike passes: however weights lie",
+            'return "tensor", tuple(value.shape), value.stride(), value.dtype',
+            'return "tensor", tuple(value.shape), value.dtype',
+        ),
+        (
+            "alike passes: what they take is kept without an end",
+            "while self._slabs > MOST:",
+            "while False:",
+        ),
+    ),
+    *_of(
+        "vae/exact/planning/planner.py",
+        "unit/test_alike.py",
+        (
+            "alike passes: on whatever device",
+            "key = (described, how, self.device.type, self.figures)",
+            "key = (described, how)",
+        ),
+        (
+            "alike passes: however what they read lies",
+            "how = (rows, read, stored, page_bytes, choice.store)",
+            "how = (rows, stored, page_bytes, choice.store)",
+        ),
+    ),
+    *_of(
         "host/vae/strips.py",
         "host/test_exact_vae.py host/test_low_memory_vae.py emulator/test_strips.py",
         (

@@ -29,6 +29,10 @@ from headroom.host.vae.tiles import TileCoder
 from headroom.host.vae.wrapper import low_memory_vae
 from headroom.memory import Row
 from headroom.vae.exact import ChunkedRun, ExactRun
+from headroom.vae.exact.cutting.passes import Pass
+from headroom.vae.exact.operations.graph import Node
+from headroom.vae.exact.planning import planner
+from headroom.vae.exact.planning.alike import description
 
 from ..nightly import grid, some_of
 from .autoencoders import AUTOENCODERS
@@ -170,9 +174,16 @@ class TestFrames:
 @pytest.mark.parametrize(
     ("name", "way"), some_of([(name, way) for way in ("decode", "encode") for name in AUTOENCODERS], 2)
 )
-def test_every_kind(name: str, way: str) -> None:
+def test_every_kind(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     vae, x = AUTOENCODERS[name].load(), input_of(name, way)
     expected = stock(name, way)
+    described = list[bytes | None]()
+
+    def describe(one: Pass, told: dict[tuple[Node, bool], str]) -> bytes | None:
+        described.append(description(one, told))
+        return described[-1]
+
+    monkeypatch.setattr(planner, "description", describe)
     before = len(LOG.rows("", ""))
     kind = AUTOENCODERS[name]
     result = run(exact(name, tile_size=2 * (kind.reach if way == "decode" else kind.shrink)), way, x)
@@ -181,6 +192,8 @@ def test_every_kind(name: str, way: str) -> None:
         assert len(LOG.rows("", "")) == before
         return
     assert psnr(result, expected) >= NEAR_ENOUGH
+    assert described
+    assert None not in described, "such passes are counted anew each time"
     assert last_row().notices == []
     assert "exact: " in last_lines()
     whole = re.search(r"whole maps, beyond the plan, for: (.*)", last_lines())

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..cutting.exchange import Exchange
+from ..cutting.passes import Pass
 from ..cutting.windows import Windows
 from ..operations.graph import Node
 from ..running.banded import Banded, banded, own_rows
@@ -55,11 +56,7 @@ class CountedPass:
         leaves = {node: self._leaf(node, layouts.get(node)) for node in one.read}
         if not self.windows.share.is_whole:
             leaves = self._in_bands(leaves, layouts)
-        sent = (node for node, purpose in one.results if purpose == "sent")
-        stored = {
-            **{node: self._store(node) for node in one.stored},
-            **{node: self._carried(node) for node in sent},
-        }
+        stored = {node: self._carried(node) if node in sent_by(one) else self._store(node) for node in stored_by(one)}
         stream = Stream(self.windows, leaves, self._takers(stored), {}, kernels)
         self._run(stream, layouts)
         for store in (*leaves.values(), *stored.values()):
@@ -172,6 +169,16 @@ class CountedPass:
 
     def _copying(self, node: Node) -> Taker:
         return lambda first, slab, own: self.kernels.copy(self.kernels.elsewhere(node, slab.rows), slab)
+
+
+def stored_by(one: Pass) -> list[Node]:
+    """The maps whose layouts a pass leaves: those that it stores, then the outputs that it sends to host memory."""
+    return [*one.stored, *sent_by(one)]
+
+
+def sent_by(one: Pass) -> list[Node]:
+    """The outputs that a pass sends to host memory."""
+    return [node for node, purpose in one.results if purpose == "sent"]
 
 
 def _adding(moments: CountedMoments) -> Taker:

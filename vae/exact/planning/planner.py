@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -14,11 +14,12 @@ from ..cutting.windows import Windows
 from ..operations.graph import Node
 from ..running.allocator import CUT_FROM, EVEN_BYTES
 from ..running.carried import carried
+from .alike import KNOWN, Taken, description
 from .card import figures_of
 from .choice import Choice, PlannedBefore, is_parked, kept_dtype
-from .counted_pass import CountedPass
+from .counted_pass import CountedPass, stored_by
 from .device import Figures
-from .schedule import Course, PassCost, Schedule
+from .schedule import Course, PassCost, Schedule, SlabRows
 
 
 class Planner:
@@ -46,6 +47,8 @@ class Planner:
         self.figures = figures or figures_of(device)
         self.beside = sum(map(self.figures.block, beside))
         self._costs: dict[Hashable, PassCost] = {}
+        self._described: dict[Hashable, bytes | None] = {}
+        self._told: dict[tuple[Node, bool], str] = {}
         self._passes: dict[frozenset[Node], list[Pass]] = {}
 
     def signature(self) -> Hashable:
@@ -97,21 +100,41 @@ class Planner:
     def _cost(self, one: Pass, rows: int, page_bytes: int, course: Course) -> PassCost:
         """What a pass takes in strips of so many rows; counted once for all choices that are alike in it."""
         choice, layouts = course.choice, course.layouts
-        read = tuple((id(node), layouts[node], is_parked(node, choice)) for node in one.read if node in layouts)
-        key = (
-            tuple(map(id, one.computed)),
-            tuple((id(node), is_parked(node, choice)) for node in one.stored),
-            tuple(map(id, one.last_reads)),
-            len(one.results),
-            rows,
-            read,
-            page_bytes,
-            choice.store,
-        )
-        if key not in self._costs:
-            counted = CountedPass(Windows(one, rows, self.share), choice, self.device, self.figures, page_bytes)
-            self._costs[key] = counted.cost(layouts)
-        return self._costs[key]
+        nodes = (*map(id, one.computed), *map(id, one.stored), *map(id, one.last_reads))
+        what = (nodes, len(one.computed), len(one.stored), len(one.results))
+        read = tuple(self._lies(node, layouts, choice) for node in one.read)
+        stored = tuple(is_parked(node, choice) for node in one.stored)
+        how = (rows, read, stored, page_bytes, choice.store)
+        if (what, how) not in self._costs:
+            self._costs[what, how] = self._counted(one, rows, page_bytes, course, what, how)
+        return self._costs[what, how]
+
+    def _counted(
+        self, one: Pass, rows: int, page_bytes: int, course: Course, what: Hashable, how: Hashable
+    ) -> PassCost:
+        """What a pass takes, counted anew unless one that is alike was."""
+        windows = Windows(one, rows, self.share)
+        if what not in self._described:
+            self._described[what] = description(one, self._told) if self.share.is_whole else None
+        described = self._described[what]
+        key = (described, how, self.device.type, self.figures)
+        known = None if described is None else KNOWN.get(key)
+        if known is None:
+            cost = CountedPass(windows, course.choice, self.device, self.figures, page_bytes).cost(course.layouts)
+            if described is not None:
+                left = tuple(cost.layouts.values())
+                KNOWN.put(key, Taken(cost.peak, cost.host_peak, cost.seconds, cost.launches, left))
+            return cost
+        layouts = dict(zip(stored_by(one), known.layouts))
+        return PassCost(windows, known.peak, known.host_peak, known.seconds, known.launches, layouts)
+
+    @staticmethod
+    def _lies(node: Node, layouts: Mapping[Node, SlabRows], choice: Choice) -> Hashable:
+        """How a map lies that a pass reads: None, where it is there whole."""
+        found = carried(node)
+        if found is not None:
+            return found.layout, True
+        return (layouts[node], is_parked(node, choice)) if node in layouts else None
 
     def strip_rows(self, one: Pass, place: int, choice: Choice) -> int:
         """Rows of the pass's clock in a strip."""
