@@ -38,7 +38,7 @@ class Taken:
 
     Attributes:
         layouts: of the maps that it stores or sends, in their order.
-        peak, host_peak, seconds, launches: see :class:`.schedule.PassCost`.
+        peak, host_peak, seconds, launches, counted: see :class:`.schedule.PassCost`.
     """
 
     peak: int
@@ -46,6 +46,7 @@ class Taken:
     seconds: float
     launches: int
     layouts: tuple[SlabRows, ...]
+    counted: int = 0
 
 
 class Known:

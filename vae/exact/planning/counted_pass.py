@@ -58,7 +58,7 @@ class CountedPass:
             leaves = self._in_bands(leaves, layouts)
         stored = {node: self._carried(node) if node in sent_by(one) else self._store(node) for node in stored_by(one)}
         stream = Stream(self.windows, leaves, self._takers(stored), {}, kernels)
-        self._run(stream, layouts)
+        strips = self._run(stream, layouts)
         for store in (*leaves.values(), *stored.values()):
             store.rest()
         meter, link = kernels.meter, self.figures.link
@@ -71,9 +71,11 @@ class CountedPass:
             max(self.figures.together(meter.seconds, meter.launches), copies) + alone,
             meter.launches,
             {node: tuple((first, stop) for first, stop, _ in store.parts) for node, store in stored.items()},
+            strips * len(one.computed),
         )
 
-    def _run(self, stream: Stream, layouts: Mapping[Node, SlabRows]) -> None:
+    def _run(self, stream: Stream, layouts: Mapping[Node, SlabRows]) -> int:
+        """Returns how many strips were looked at."""
         stream.begin()
         strips = list(self.windows.sampled(self._crossing(layouts)))
         for index, (strip, number) in enumerate(strips):
@@ -82,6 +84,7 @@ class CountedPass:
             stream.strip(strip, following)
         self.kernels.meter.strips = 1
         stream.end()
+        return len(strips)
 
     def _crossing(self, layouts: Mapping[Node, SlabRows]) -> Iterator[int]:
         """Numbers of the strips that read across an edge between two slabs of a map, when both are on the device."""

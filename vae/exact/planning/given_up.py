@@ -12,6 +12,8 @@ from .schedule import Schedule
 
 RECOMPUTED, PARKED = "recomputed", "parked"
 Sacrifice = tuple[str, Node]  # which of the two, and the map
+SHARE = 0.5  # of what is to be saved that several maps are given up for at once: what is behind is looked at anew
+DEARER = 1.5  # than the sum of what each takes by itself they may be together: maps of which one is made of another
 
 
 def given_up(planner: Planner, schedule: Schedule, full: float = 1.0) -> Iterator[Sacrifice]:
@@ -39,24 +41,65 @@ def without(choice: Choice, way: str, nodes: Sequence[Node]) -> Choice:
 
 
 def exchanged(
-    planner: Planner, schedule: Schedule, budget: float, plan: Callable[[Choice], Schedule], together: bool
+    planner: Planner,
+    schedule: Schedule,
+    budget: float,
+    plan: Callable[[Choice], Schedule],
+    alike: bool,
+    several: bool = False,
 ) -> Schedule | None:
     """The schedule with the map given up that saves most bytes of the fullest pass for its time; None if none saves.
 
     Args:
         plan: makes a schedule of a choice.
-        together: maps that are alike, as those of a video's frames are, go together: all of them, or the first so many
+        alike: maps that are alike, as those of a video's frames are, go together: all of them, or the first so many
             that the rest fits. To try each of them after each would take the square of their number.
+        several: as long as much is to be saved, the next best go with it.
     """
     groups: dict[Hashable, list[Sacrifice]] = {}
     for way, node in given_up(planner, schedule):
-        groups.setdefault(_kind(planner, way, node) if together else (way, node), []).append((way, node))
+        groups.setdefault(_kind(planner, way, node) if alike else (way, node), []).append((way, node))
     tries = [(plan(without(schedule.choice, *_first(group, 1))), group) for group in groups.values()]
-    best = _best(schedule, [one for one, _ in tries])
-    if best is None or best.peak <= budget:
+    ranked = _ranked(schedule, tries)
+    if not ranked:
+        return None
+    best, group = ranked[0]
+    if best.peak <= budget:
         return best
-    group = next(group for one, group in tries if one is best)
-    return _of_group(schedule, best, group, budget, plan) if len(group) > 1 else best
+    if len(group) > 1:
+        return _of_group(schedule, best, group, budget, plan)
+    return _with_the_next(schedule, ranked, budget, plan) if several else best
+
+
+def _with_the_next(
+    schedule: Schedule,
+    ranked: Sequence[tuple[Schedule, Sequence[Sacrifice]]],
+    budget: float,
+    plan: Callable[[Choice], Schedule],
+) -> Schedule:
+    """The schedule with as many of the best given up at once as save :data:`SHARE` of what is to be saved.
+
+    Args:
+        ranked: with one of them given up, each with the map; the best first.
+    """
+    fullest, best = _fullest(schedule), ranked[0][0]
+    goal = SHARE * (schedule.peak - budget)
+    some: dict[Node, tuple[str, Schedule]] = {}
+    for one, group in ranked:
+        way, node = group[0]
+        if goal > 0 and node not in some:
+            some[node] = way, one
+            goal -= schedule.peaks[fullest] - one.peaks[fullest]
+    while len(some) > 1:
+        choice = schedule.choice
+        for node, (way, _) in some.items():
+            choice = without(choice, way, [node])
+        found, alone = plan(choice), sum(one.seconds - schedule.seconds for _, one in some.values())
+        longer = found.seconds - schedule.seconds
+        if found.peaks[fullest] < best.peaks[fullest] and longer <= DEARER * max(0.0, alone) + _price(schedule):
+            return found
+        some = dict(list(some.items())[: len(some) // 2])
+    return best
 
 
 def _of_group(
@@ -96,17 +139,23 @@ def _fullest(schedule: Schedule) -> int:
     return max(range(len(schedule.peaks)), key=lambda index: schedule.peaks[index])
 
 
-def _best(schedule: Schedule, tries: list[Schedule]) -> Schedule | None:
-    """The try that saves bytes of the fullest pass at the least time a byte; None if none saves any."""
+def _ranked(
+    schedule: Schedule, tries: Sequence[tuple[Schedule, list[Sacrifice]]]
+) -> list[tuple[Schedule, list[Sacrifice]]]:
+    """The tries that save bytes of the fullest pass, those at the least time a byte first."""
     fullest = _fullest(schedule)
     saved = schedule.peaks[fullest]
-    tries = [one for one in tries if one.peaks[fullest] < saved]
-    price = 1e-6 * schedule.seconds  # so that of those that cost no time the one that saves most wins
 
-    def cost(one: Schedule) -> float:
-        return (max(0.0, one.seconds - schedule.seconds) + price) / (saved - one.peaks[fullest])
+    def cost(found: tuple[Schedule, list[Sacrifice]]) -> float:
+        one = found[0]
+        return (max(0.0, one.seconds - schedule.seconds) + _price(schedule)) / (saved - one.peaks[fullest])
 
-    return min(tries, key=cost, default=None)
+    return sorted((found for found in tries if found[0].peaks[fullest] < saved), key=cost)
+
+
+def _price(schedule: Schedule) -> float:
+    """Seconds that are added to each, so that of those that cost no time the one that saves most wins."""
+    return 1e-6 * schedule.seconds
 
 
 def _stored_at(schedule: Schedule, index: int) -> list[Node]:

@@ -32,6 +32,10 @@ class Planner:
         figures: of the device; None: :func:`figures_of` it.
         on_pass: called before each pass that is planned; may raise to stop.
         share: the rows of every map that are computed.
+
+    Attributes:
+        tried: schedules made so far.
+        counted: operations counted for them, those too that were known: what is planned must not hang on those.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class Planner:
         self.analysis, self.device, self.on_pass, self.share = analysis, device, on_pass, share
         self.figures = figures or figures_of(device)
         self.beside = sum(map(self.figures.block, beside))
+        self.tried = self.counted = 0
         self._costs: dict[Hashable, PassCost] = {}
         self._described: dict[Hashable, bytes | None] = {}
         self._told: dict[tuple[Node, bool], str] = {}
@@ -76,6 +81,7 @@ class Planner:
 
     def schedule(self, choice: Choice) -> Schedule:
         """The passes of a choice, and what they take."""
+        self.tried += 1
         passes = self.passes(choice)
         page_bytes = self._page_bytes(passes, choice)
         course = Course(self.figures, choice, self.beside, self.share)
@@ -106,7 +112,8 @@ class Planner:
         stored = tuple(is_parked(node, choice) for node in one.stored)
         how = (rows, read, stored, page_bytes, choice.store)
         if (what, how) not in self._costs:
-            self._costs[what, how] = self._counted(one, rows, page_bytes, course, what, how)
+            self._costs[what, how] = cost = self._counted(one, rows, page_bytes, course, what, how)
+            self.counted += cost.counted
         return self._costs[what, how]
 
     def _counted(
@@ -123,10 +130,10 @@ class Planner:
             cost = CountedPass(windows, course.choice, self.device, self.figures, page_bytes).cost(course.layouts)
             if described is not None:
                 left = tuple(cost.layouts.values())
-                KNOWN.put(key, Taken(cost.peak, cost.host_peak, cost.seconds, cost.launches, left))
+                KNOWN.put(key, Taken(cost.peak, cost.host_peak, cost.seconds, cost.launches, left, cost.counted))
             return cost
         layouts = dict(zip(stored_by(one), known.layouts))
-        return PassCost(windows, known.peak, known.host_peak, known.seconds, known.launches, layouts)
+        return PassCost(windows, known.peak, known.host_peak, known.seconds, known.launches, layouts, known.counted)
 
     @staticmethod
     def _lies(node: Node, layouts: Mapping[Node, SlabRows], choice: Choice) -> Hashable:

@@ -57,6 +57,7 @@ class PassCost:
         host_peak: bytes in host memory, the same.
         seconds, launches: of its kernels and copies.
         layouts: of the maps that it stores, and of outputs that it sends to host memory.
+        counted: operations that were counted for it: of each strip that was looked at.
     """
 
     windows: Windows
@@ -65,6 +66,7 @@ class PassCost:
     seconds: float
     launches: int
     layouts: Mapping[Node, SlabRows]
+    counted: int = 0
 
 
 @dataclass

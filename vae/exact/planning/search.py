@@ -28,7 +28,7 @@ STARTS = (12, 24, 64)
 REFINED = 2  # the fastest ways found, which are then tried in fewer strips
 DISPATCH = 8e-6  # seconds that a slower host takes for a kernel, beyond the figures
 SMALL = 300  # operations, as a picture has; for a video, with thousands, fewer ways are tried
-COUNTED = 1.5e-4  # seconds for one operation of a schedule that is tried, about, of one core of an AMD EPYC
+COUNTED = 1.2e-5  # seconds for one operation of a strip that is counted, about, of one core of an AMD EPYC
 VIDEO = 5  # dimensions of its maps, of which each schedule takes longer to count than a picture's
 USES = 4  # decodes that a video's plan is expected to serve: what it may gain in them pays for what is tried
 FULL = 0.85  # passes with this share of the fullest pass's bytes count as full too
@@ -153,7 +153,10 @@ class Search:
         heights = self._heights()
         starts = [heights[0] // number for number in STARTS] if self.is_small else []
         outside = replace(self.start, outside=True)
+        before = self.planner.tried
         lowest_end = self._fitting(self.start, heights[-1]) if starts else None
+        if lowest_end is not None and lowest_end.peak <= self.budget:
+            starts = starts if self._is_worth(self.planner.tried - before, lowest_end, ideal) else []
         if lowest_end is not None and self._is_hopeless(lowest_end):
             yield lowest_end  # in taller strips even less fits
         elif lowest_end is not None and self.of_frames and self._is_near(lowest_end, ideal, _on_a_slower_host, AS_GOOD):
@@ -185,9 +188,10 @@ class Search:
         return schedule.peak <= self.budget and seconds(schedule) <= factor * seconds(ideal)
 
     def _is_worth(self, tries: int, schedule: Schedule, ideal: Schedule) -> bool:
-        """Whether so many tries take less time than they can gain; a picture's are quick."""
-        gain = USES * (schedule.seconds - ideal.seconds)
-        return self.is_small or gain > tries * COUNTED * len(self.planner.analysis.nodes)
+        """Whether so many tries, as long as those before, take less time than they can gain; a picture's are quick."""
+        gain, planner = USES * (schedule.seconds - ideal.seconds), self.planner
+        is_quick = self.is_small and not self.of_frames
+        return is_quick or gain > tries * COUNTED * planner.counted / max(1, planner.tried)
 
     def _improved(self, schedule: Schedule, ideal: Schedule) -> Schedule:
         """Gives up maps, or keeps them after all, as long as that saves time."""
@@ -256,7 +260,7 @@ class Search:
 
     def _exchanged(self, schedule: Schedule, plan: Callable[[Choice], Schedule]) -> Schedule | None:
         """The next step of a descent; see :func:`exchanged`."""
-        return exchanged(self.planner, schedule, self.budget, plan, together=not self.is_small)
+        return exchanged(self.planner, schedule, self.budget, plan, not self.is_small, self.of_frames)
 
     def _kept_after_all(self, schedule: Schedule) -> Iterator[Choice]:
         """Choices with one map stored again that was parked or recomputed."""
