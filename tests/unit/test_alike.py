@@ -82,7 +82,7 @@ def test_another_budget_counts_what_is_new_alone(counted: list[int]) -> None:
     KNOWN.clear()
     del counted[:]
     assert numbers(planned(video(64), FRAMES, on_card(None), 0.4 * whole)) == numbers(behind)
-    assert few < len(counted) / 2
+    assert few < 0.6 * len(counted)
 
 
 @pytest.mark.parametrize(("make", "shape"), [(lambda: decoder(16), PICTURE), (lambda: video(16), FRAMES)])

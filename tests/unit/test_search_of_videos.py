@@ -80,6 +80,7 @@ def test_no_strips_that_do_not_fit_whatever_is_given_up(monkeypatch: pytest.Monk
 
 
 def test_no_further_descent_for_a_video_whose_decode_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "USES", 1e-3)
     assert descents(64, 0.5, monkeypatch) == 2 * [(False, True)]
 
 

@@ -189,7 +189,7 @@ class Search:
 
     def _is_worth(self, tries: int, schedule: Schedule, ideal: Schedule) -> bool:
         """Whether so many tries, as long as those before, take less time than they can gain; a picture's are quick."""
-        gain, planner = USES * (schedule.seconds - ideal.seconds), self.planner
+        gain, planner = USES * (_on_a_slower_host(schedule) - _on_a_slower_host(ideal)), self.planner
         is_quick = self.is_small and not self.of_frames
         return is_quick or gain > tries * COUNTED * planner.counted / max(1, planner.tried)
 
