@@ -111,8 +111,10 @@ def apply_fit(model: ModelPatcher, vae: Any, fit: Fit) -> tuple[ModelPatcher, An
     measure_sampling(result)  # also where nothing was changed: the report says what it took
     budget = plan.budget(fit.allowed)
     if budget is not None:
-        granularity = "block" if plan.prefetches(fit.card, fit.allowed) else "auto"
-        result, _ = apply_offload(result, (budget - plan.stage.beside) / GB, granularity)
+        # Where networks beside the model alone take more, the host streams those too.
+        room, least = budget - plan.stage.beside, plan.stage.least_weights
+        copies = plan.prefetches(fit.card, fit.allowed) and room >= least + (plan.staging or 0)
+        result, _ = apply_offload(result, max(room, least) / GB, "block" if copies else "auto")
     return result, vae if chosen.settings is None else planned_vae(vae, chosen.settings)
 
 

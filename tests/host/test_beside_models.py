@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import comfy.controlnet
@@ -16,6 +17,7 @@ import nodes
 from headroom.host.attention.backend import apply_attention
 from headroom.host.measure.runs import LOG
 from headroom.host.offload.block_offload import apply_offload
+from headroom.host.offload.budget import budget_of
 from headroom.host.planning.fit import apply_fit, find_fit
 from headroom.host.prediction.conditions import fake_conditions
 from headroom.host.prediction.stages import Question, estimate, notes_of, sampling_stage
@@ -183,6 +185,27 @@ def test_make_it_fit_leaves_room_for_it() -> None:
     again = sampling_stage(Question(made, latent, vae, positive=positive, negative=positive, cfg=3.0), card)
     assert again.budget == budget
     assert again.peak <= fit.allowed
+
+
+def test_make_it_fit_where_it_takes_more_than_there_is() -> None:
+    """The host streams it then, and the model keeps what it cannot run without."""
+    family = FAMILIES["sd15"]
+    model, vae = family.load(), load_vae("sd")
+    control = of_pixels(model).set_cond_hint(hint())
+    positive = guided(family, 1, control)
+    question = Question(model, {"samples": family.latent(*SHAPE)}, vae, positive=positive, negative=positive, cfg=3.0)
+    fit = find_fit(question, named_card("sm86", 1.0))
+    assert fit.sampling is not None
+    stage = fit.sampling.stage
+    fit = replace(fit, limit=(stage.activations + stage.beside // 2) / fit.card.total)
+    assert fit.sampling is not None
+    room = fit.sampling.budget(fit.allowed)
+    assert room is not None
+    assert room < stage.beside
+    made, _ = apply_fit(model, vae, fit)
+    budget = budget_of(made)
+    assert budget is not None
+    assert budget.weights == stage.least_weights
 
 
 class OfAnotherPack:
