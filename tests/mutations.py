@@ -2435,8 +2435,13 @@ WORKFLOWS = (
         "host/test_beside_models.py",
         (
             "the budget of a model is given that of its ControlNets too",
-            "(budget - plan.stage.beside) / GB",
-            "budget / GB",
+            "room, least = budget - plan.stage.beside,",
+            "room, least = budget,",
+        ),
+        (
+            "a model beside a ControlNet that does not fit is refused",
+            "max(room, least) / GB",
+            "room / GB",
         ),
     ),
     *_of(
