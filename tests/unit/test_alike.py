@@ -118,6 +118,25 @@ def test_equal_blocks_of_one_model_are_counted_once(counted: list[int]) -> None:
     assert with_six == len(counted)
 
 
+def empty_cell() -> Callable[[], int]:
+    def before() -> int:
+        return later
+
+    if False:
+        later = 1
+    return before
+
+
+def mutual() -> Callable[[], Any]:
+    def one() -> Any:
+        return other
+
+    def other() -> Any:
+        return one
+
+    return one
+
+
 def block(**options: Any) -> nn.Module:
     return nn.Sequential(nn.GroupNorm(4, 8), nn.SiLU(), nn.Conv2d(8, 8, **{"kernel_size": 3, "padding": 1, **options}))
 
@@ -188,15 +207,18 @@ def test_what_comes_out_and_what_is_left_belongs_to_it() -> None:
     assert len({*told}) == len(told)
 
 
+@pytest.mark.parametrize(
+    "secret", [object(), empty_cell(), mutual()], ids=["object", "empty cell", "two of each other"]
+)
 def test_an_operation_that_cannot_be_described_is_counted_each_time(
-    counted: list[int], monkeypatch: pytest.MonkeyPatch
+    secret: object, counted: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = planned(block(), (1, 8, 32, 32), on_card(None))
     own = RowByRow.__init__
 
     def unlike(self: RowByRow, *args: Any, **kwargs: Any) -> None:
         own(self, *args, **kwargs)
-        self.secret = object()  # type: ignore[attr-defined]
+        self.secret = secret  # type: ignore[attr-defined]
 
     monkeypatch.setattr(RowByRow, "__init__", unlike)
     for _ in range(2):

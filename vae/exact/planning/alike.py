@@ -111,7 +111,7 @@ def description(one: Pass, told: dict[tuple[Node, bool], str]) -> bytes | None:
             if not is_read:
                 hangs = (shared.setdefault(id(node.op), place), _places(node.sources, places))
                 found.update(repr(hangs).encode())
-    except (CannotDescribe, RecursionError):
+    except (CannotDescribe, RecursionError, ValueError):  # the last: a function's cell that is empty yet
         return None
     results = tuple((places[node], purpose) for node, purpose in one.results)
     ends = (results, _places(one.stored, places), _places(one.last_reads, places), len(one.read))
