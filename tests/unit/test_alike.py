@@ -16,7 +16,8 @@ from torch.nn import functional
 from headroom.vae.exact import Schedule
 from headroom.vae.exact.operations.row_by_row import RowByRow
 from headroom.vae.exact.planning import alike
-from headroom.vae.exact.planning.alike import KNOWN, CannotDescribe, Known, Taken, description, plain
+from headroom.vae.exact.planning import planner as planning
+from headroom.vae.exact.planning.alike import CannotDescribe, Known, Taken, description, plain
 from headroom.vae.exact.planning.choice import Choice
 from headroom.vae.exact.planning.counted_pass import CountedPass
 from headroom.vae.exact.planning.device import CPU
@@ -43,10 +44,14 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return own(self, layouts)
 
     monkeypatch.setattr(CountedPass, "cost", cost)
-    KNOWN.clear()
+    monkeypatch.setattr(planning, "KNOWN", Known())
     with torch.no_grad():
         yield found
-    KNOWN.clear()
+
+
+def forget() -> None:
+    """As in a new process."""
+    planning.KNOWN = Known()
 
 
 def numbers(schedule: Schedule) -> tuple[Any, ...]:
@@ -63,13 +68,13 @@ def test_a_model_that_is_loaded_anew_is_planned_the_same_and_nothing_counted_aga
     make: Callable[[], nn.Module], shape: tuple[int, ...], share: float, counted: list[int]
 ) -> None:
     whole = planned(make(), shape, on_card(None)).peak
-    KNOWN.clear()
+    forget()
     first = planned(make(), shape, on_card(None), share * whole)
     before = len(counted)
     again = planned(make(), shape, on_card(None), share * whole)
     assert numbers(again) == numbers(first)
     assert len(counted) == before > 0
-    KNOWN.clear()
+    forget()
     assert numbers(planned(make(), shape, on_card(None), share * whole)) == numbers(first)
 
 
@@ -79,7 +84,7 @@ def test_another_budget_counts_what_is_new_alone(counted: list[int]) -> None:
     del counted[:]
     behind = planned(video(64), FRAMES, on_card(None), 0.4 * whole)
     few = len(counted)
-    KNOWN.clear()
+    forget()
     del counted[:]
     assert numbers(planned(video(64), FRAMES, on_card(None), 0.4 * whole)) == numbers(behind)
     assert few < 0.6 * len(counted)
@@ -97,7 +102,7 @@ def test_a_schedule_is_the_same_whatever_was_counted_before(
         given_up = [without(few[0], way, [node]) for node in planner.analysis.storable for way in (PARKED, RECOMPUTED)]
         choices = [*few, *given_up, *few]
         for choice, warm in [(choice, numbers(planner.schedule(choice))) for choice in choices]:
-            KNOWN.clear()
+            forget()
             fresh = Planner(planner.analysis, planner.device, [], planner.figures)
             fresh.beside = planner.beside
             assert numbers(fresh.schedule(choice)) == warm
@@ -112,7 +117,7 @@ def test_a_schedule_is_the_same_whatever_was_counted_before(
 def test_equal_blocks_of_one_model_are_counted_once(counted: list[int]) -> None:
     planned(nn.Sequential(*(block() for _ in range(6))), (1, 8, 32, 32), on_card(None))
     with_six = len(counted)
-    KNOWN.clear()
+    forget()
     del counted[:]
     planned(nn.Sequential(*(block() for _ in range(3))), (1, 8, 32, 32), on_card(None))
     assert with_six == len(counted)
@@ -262,11 +267,11 @@ class TestPlain:
 
 
 class TestKnown:
-    TAKEN = Taken(1, 2, 3.0, 4, ())
+    TAKEN = Taken(1, 2, 3.0, 4, (), 5)
 
     def test_the_oldest_goes_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(alike, "MOST", 7)
-        known, wide = Known(), Taken(1, 2, 3.0, 4, (((0, 1), (1, 2)),))  # one and its two slabs
+        known, wide = Known(), Taken(1, 2, 3.0, 4, (((0, 1), (1, 2)),), 5)  # one and its two slabs
         known.put("a", wide)
         known.put("b", wide)
         assert known.get("a") == wide

@@ -19,10 +19,12 @@ import torch
 from torch import Tensor
 
 from ..cutting.passes import Pass
+from ..cutting.windows import Windows
 from ..operations.graph import Node, Op
 from ..operations.row_by_row import Placeholder
 from ..operations.whole import Attention
-from .schedule import SlabRows
+from .counted_pass import stored_by
+from .schedule import PassCost, SlabRows
 
 MOST = 200_000  # slabs of which the layout is kept, of all passes together: some 30 MB
 PLAIN = (bool, int, float, str, bytes, type(None), torch.dtype, torch.device, torch.memory_format, Placeholder)
@@ -46,7 +48,18 @@ class Taken:
     seconds: float
     launches: int
     layouts: tuple[SlabRows, ...]
-    counted: int = 0
+    counted: int
+
+    @classmethod
+    def by(cls, cost: PassCost) -> Taken:
+        """Of a pass that was counted."""
+        layouts = tuple(cost.layouts.values())
+        return cls(cost.peak, cost.host_peak, cost.seconds, cost.launches, layouts, cost.counted)
+
+    def cost(self, windows: Windows) -> PassCost:
+        """Of a pass that is alike, in equal strips."""
+        layouts = dict(zip(stored_by(windows.one), self.layouts))
+        return PassCost(windows, self.peak, self.host_peak, self.seconds, self.launches, layouts, self.counted)
 
 
 class Known:
@@ -74,12 +87,6 @@ class Known:
             self._slabs += _slabs(taken)
             while self._slabs > MOST:
                 self._slabs -= _slabs(self._found.pop(next(iter(self._found))))
-
-    def clear(self) -> None:
-        """Forgets all."""
-        with self._lock:
-            self._found.clear()
-            self._slabs = 0
 
 
 KNOWN = Known()

@@ -17,7 +17,7 @@ from ..running.carried import carried
 from .alike import KNOWN, Taken, description
 from .card import figures_of
 from .choice import Choice, PlannedBefore, is_parked, kept_dtype
-from .counted_pass import CountedPass, stored_by
+from .counted_pass import CountedPass
 from .device import Figures
 from .schedule import Course, PassCost, Schedule, SlabRows
 
@@ -126,14 +126,12 @@ class Planner:
         described = self._described[what]
         key = (described, how, self.device.type, self.figures)
         known = None if described is None else KNOWN.get(key)
-        if known is None:
-            cost = CountedPass(windows, course.choice, self.device, self.figures, page_bytes).cost(course.layouts)
-            if described is not None:
-                left = tuple(cost.layouts.values())
-                KNOWN.put(key, Taken(cost.peak, cost.host_peak, cost.seconds, cost.launches, left, cost.counted))
-            return cost
-        layouts = dict(zip(stored_by(one), known.layouts))
-        return PassCost(windows, known.peak, known.host_peak, known.seconds, known.launches, layouts, known.counted)
+        if known is not None:
+            return known.cost(windows)
+        cost = CountedPass(windows, course.choice, self.device, self.figures, page_bytes).cost(course.layouts)
+        if described is not None:
+            KNOWN.put(key, Taken.by(cost))
+        return cost
 
     @staticmethod
     def _lies(node: Node, layouts: Mapping[Node, SlabRows], choice: Choice) -> Hashable:

@@ -66,7 +66,7 @@ class PassCost:
     seconds: float
     launches: int
     layouts: Mapping[Node, SlabRows]
-    counted: int = 0
+    counted: int
 
 
 @dataclass
