@@ -820,6 +820,7 @@ GRAPHS = (
         "host/server/advised.py",
         "host/test_out_of_memory.py",
         ("advice: every error has some", "if not of_card and not _of_the_machine(raised):", "if False:"),
+        ("advice: none for a file without room to be mapped", "|cannot allocate memory|", "|"),
     ),
     *_of(
         "graph/fit/insert.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
@@ -16,7 +17,11 @@ from ..core.internals import find
 HANDLER, OURS = "handle_execution_error", "headroom_advises"
 MARK = "Headroom: "  # by which the browser's part knows the sentence
 OF_A_CARD = "out of memory"  # of those that have no kind of error of their own, such as MPS
-OF_THE_MACHINE = ("can't allocate memory", "not enough memory")  # on Linux and macOS, on Windows
+# Torch's allocator on Linux and macOS; a file that finds no room to be mapped there; the former on Windows; the latter,
+# whose words are in Windows' language, and whose number torch, safetensors and Python each write in a way of its own.
+OF_THE_MACHINE = re.compile(
+    r"can't allocate memory|cannot allocate memory|not enough memory|(?:os error |winerror |error code: <)1455", re.I
+)
 
 log = logging.getLogger(__name__)
 
@@ -60,5 +65,5 @@ def _advise(prompt: Mapping[str, Any], error: dict[str, Any], raised: Exception)
 
 
 def _of_the_machine(raised: Exception) -> bool:
-    """Whether RAM ran out: Python says so by a kind of its own, torch's allocator by its words."""
-    return isinstance(raised, MemoryError) or any(words in str(raised) for words in OF_THE_MACHINE)
+    """Whether RAM ran out: Python says so by a kind of its own, others by their words."""
+    return isinstance(raised, MemoryError) or OF_THE_MACHINE.search(str(raised)) is not None

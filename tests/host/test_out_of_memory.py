@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import mmap
+import os
+import struct
+from pathlib import Path
 from typing import Any
 
 import execution
 import pytest
+import torch
+from safetensors import safe_open
 
 from headroom.host.server import advised
 from headroom.tools.server.client import Client, PromptFailed
@@ -95,6 +102,65 @@ def test_what_is_no_prompt_is_left_to_the_host() -> None:
 
     for body in ({}, {"prompt": None}, {"prompt": {"1": {}}}, {"prompt": []}):
         assert with_what_the_graph_says(body) is body
+
+
+@pytest.fixture
+def executor(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """One whose errors get our advice."""
+
+    class Executor:
+        def handle_execution_error(self, prompt_id: str, prompt: Any, error: Any, ex: Exception) -> Any:
+            return error["exception_message"]
+
+    monkeypatch.setattr(execution, "PromptExecutor", Executor)
+    advised.install()
+    return Executor()
+
+
+SAMPLER = {"1": {"class_type": "KSampler", "inputs": {}}}
+
+
+def advised_of(executor: Any, raised: Exception) -> bool:
+    said = executor.handle_execution_error("p", SAMPLER, {"node_id": "1", "exception_message": "no"}, raised)
+    return "Headroom: node 1 (KSampler)" in said
+
+
+@pytest.mark.parametrize("opening", ["torch", "safetensors", "the system"])
+def test_a_file_that_finds_no_room_to_be_mapped(executor: Any, tmp_path: Path, opening: str) -> None:
+    """ComfyUI's loader, and its training of a loaded model, map the file of weights."""
+    large = tmp_path / "x.safetensors"
+    nbytes = 2**32
+    header = json.dumps({"x": {"dtype": "U8", "shape": [nbytes], "data_offsets": [0, nbytes]}}).encode()
+    with large.open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + nbytes)  # takes no room on a disk
+
+    def opened() -> None:
+        if opening == "torch":
+            torch.UntypedStorage.from_file(str(large), False, nbytes)
+        elif opening == "safetensors":
+            with safe_open(large, framework="pt"):
+                pass
+        else:
+            with large.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+                pass
+
+    opened()
+    with short_of_memory(os.getpid()), pytest.raises((RuntimeError, OSError, MemoryError)) as failure:
+        opened()
+    assert advised_of(executor, failure.value)
+
+
+def test_of_windows_too(executor: Any) -> None:
+    """As its users have reported them; there is no Windows here to raise them."""
+    for raised in (
+        RuntimeError("[enforce fail at alloc_cpu.cpp:115] data. DefaultCPUAllocator: not enough memory: you tried ..."),
+        OSError("The paging file is too small for this operation to complete. (os error 1455)"),
+        OSError("Die Auslagerungsdatei ist zu klein, um diesen Vorgang durchzuführen. (os error 1455)"),
+        RuntimeError("Couldn't open shared file mapping: <torch_9832_0>, error code: <1455>"),
+    ):
+        assert advised_of(executor, raised)
+    assert not advised_of(executor, OSError("The system cannot find the file specified. (os error 2)"))
 
 
 def test_an_error_reaches_its_reader_without_advice(monkeypatch: pytest.MonkeyPatch) -> None:
