@@ -1,6 +1,7 @@
 """Work beside the server's loop: one at a time, given up when it takes too long or nobody waits, in real threads."""
 
 import asyncio
+import gc
 import threading
 import time
 from collections.abc import Callable
@@ -219,3 +220,24 @@ def test_what_waits_for_its_turn_is_given_up() -> None:
     thread.join()
     with turn():  # nobody is left waiting
         assert not others_wait()
+
+
+def test_within_a_turn_nothing_is_collected_but_what_is_asked_for() -> None:
+    """Looking through all that a host has stops every thread for a third of a second."""
+    assert gc.isenabled()
+    with turn():
+        assert not gc.isenabled()
+        with turn():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ValueError, match="x"), turn():
+        raise ValueError("x")
+    assert gc.isenabled()
+    gc.disable()  # as another has chosen
+    try:
+        with turn():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
