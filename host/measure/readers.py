@@ -21,14 +21,25 @@ def is_reported(prompt: str) -> bool:
     return graph is None or any(node.get("class_type") == REPORT for node in graph.values())
 
 
-def _running(prompt: str) -> dict[str, Any] | None:
-    """The nodes of a prompt that the host's server runs; None where there is no server, or it does not say.
+def a_prompt_runs() -> bool:
+    """Whether the host's server runs one; true where nothing tells."""
+    running = _currently_running()
+    return running is None or bool(running)
+
+
+def _currently_running() -> dict[Any, Any] | None:
+    """What the host's server runs; None where there is no server, or it does not say.
 
     The queue's items are (number, id, nodes, …) from 0.18.2 to 0.33.0.
     """
     server = getattr(getattr(sys.modules.get("server"), "PromptServer", None), "instance", None)
     running = getattr(getattr(server, "prompt_queue", None), "currently_running", None)
-    for item in list(running.values()) if isinstance(running, dict) else ():
+    return running if isinstance(running, dict) else None
+
+
+def _running(prompt: str) -> dict[str, Any] | None:
+    """The nodes of a prompt that the host's server runs."""
+    for item in list((_currently_running() or {}).values()):
         if len(item) > 2 and item[1] == prompt and isinstance(item[2], dict):
             return item[2]
     return None

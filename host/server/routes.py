@@ -16,6 +16,7 @@ from ...graph.formats import BadWorkflow, check_api
 from ...graph.version import pack_version
 from ...memory import row_numbers
 from ...memory.prediction.numbers import SCHEMA
+from ..measure.readers import a_prompt_runs
 from ..measure.runs import LOG
 from . import advised
 from .worker import TookTooLong, Worker
@@ -30,7 +31,7 @@ Handler = Callable[[Any], Awaitable[Any]]
 log = logging.getLogger(__name__)
 # A dry run of the largest models takes a few seconds, and several times that beside a prompt that runs.
 MOST_SECONDS = 60.0  # of an estimate
-_WORKER = Worker(MOST_SECONDS)
+_WORKER = Worker(MOST_SECONDS, a_prompt_runs)
 
 
 def install() -> None:

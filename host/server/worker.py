@@ -37,10 +37,11 @@ class Worker:
 
     Args:
         most_seconds: that a piece may take, its wait for the one before not counted.
+        prompt_runs: whether there is a prompt that work has to make way for.
     """
 
-    def __init__(self, most_seconds: float) -> None:
-        self.most_seconds = most_seconds
+    def __init__(self, most_seconds: float, prompt_runs: Callable[[], bool] = lambda: True) -> None:
+        self.most_seconds, self.prompt_runs = most_seconds, prompt_runs
         self._waiting: deque[_Job[Any]] = deque()
         self._more = threading.Semaphore(0)
         self._thread: threading.Thread | None = None
@@ -56,7 +57,7 @@ class Worker:
             TookTooLong: it took longer than it may.
             asyncio.CancelledError: nobody waits for it any longer.
         """
-        job = _Job(work)
+        job = _Job(work, self.prompt_runs)
         self._put(job)
         try:
             answer = asyncio.wrap_future(job.answer)
@@ -124,23 +125,24 @@ class _Job(Generic[Result]):
         began: when its turn came; 0 before.
     """
 
-    def __init__(self, work: Callable[[], Result]) -> None:
+    def __init__(self, work: Callable[[], Result], prompt_runs: Callable[[], bool]) -> None:
         self.answer: Future[Result] = Future()
         self.wanted, self.ended = threading.Event(), threading.Event()
         self.wanted.set()
         self.began = 0.0
-        self._work = work
+        self._work, self._prompt_runs = work, prompt_runs
 
     def seconds(self) -> float:
         """Since its turn came."""
         return time.monotonic() - self.began if self.began else 0.0
 
     def _goes_on(self) -> bool:
-        """Whether it is wanted, and nobody else. Asked at each operator, where the interpreter's lock is handed to
-        whoever waits for it: the prompt that runs and the server, for which work that is all Python would leave little
-        of its time. A prompt's own prediction, as of its Memory Report, does not wait: this one begins anew after it,
-        and what it has recorded is kept."""
-        time.sleep(0)
+        """Whether it is wanted, and nobody else. Asked at each operator, where the interpreter's lock is handed to a
+        prompt that runs, to which work that is all Python would leave little of its time; without one that handing
+        over would take a quarter of the work's own. A prompt's own prediction, as of its Memory Report, does not wait:
+        this one begins anew after it, and what it has recorded is kept."""
+        if self._prompt_runs():
+            time.sleep(0)
         return self.wanted.is_set() and not others_wait()
 
     def run(self) -> None:

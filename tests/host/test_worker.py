@@ -241,3 +241,23 @@ def test_within_a_turn_nothing_is_collected_but_what_is_asked_for() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("runs", [True, False])
+def test_work_makes_way_where_a_prompt_runs(monkeypatch: pytest.MonkeyPatch, runs: bool) -> None:
+    slept = list[float]()
+    sleep = time.sleep
+
+    def noted(seconds: float) -> None:
+        slept.append(seconds)
+        sleep(seconds)
+
+    def work() -> int:
+        monkeypatch.setattr(time, "sleep", noted)
+        for _ in range(5):
+            require_wanted()
+        monkeypatch.setattr(time, "sleep", sleep)
+        return 7
+
+    assert asyncio.run(Worker(LONG, lambda: runs).run(work)) == 7
+    assert slept == [0] * (5 if runs else 0)
