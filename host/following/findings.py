@@ -10,12 +10,13 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_iter
 
-from ...memory.prediction import Card, Stage, fake_mode
+from ...memory.prediction import Card, Stage
 from ..prediction.header_loading import Absent
 from ..prediction.stages import Question, coding_stage
 from ..prediction.vae import Coding
 from .calling import Nodes, Outputs
 from .inputs import Inputs, NotFollowed
+from .loads import Loads
 
 
 @dataclass
@@ -28,7 +29,7 @@ class Findings:
         stages: what was predicted, in the order of the workflow.
         notes: what the stages leave out.
         loaded: what loaders gave before, by class and inputs: a file that two nodes load counts once.
-        mode: what the tensors are faked in.
+        loads: what loaders gave to earlier runs.
         absent: files that are not on this machine, and were taken from the catalogue.
         limit: share of the card's memory that may be used.
         node: the id of the node that is followed now.
@@ -41,12 +42,17 @@ class Findings:
     stages: list[Stage] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     loaded: dict[tuple[str, str], Outputs] = field(default_factory=dict)
-    mode: FakeTensorMode = field(default_factory=fake_mode)
+    loads: Loads = field(default_factory=Loads)
     absent: Absent = field(default_factory=Absent)
     limit: float = 0.85
     node: str = ""
     predicts: bool = True
     for_all_sizes: Callable[[Question], tuple[Question, tuple[str, ...]]] = lambda question: (question, ())
+
+    @property
+    def mode(self) -> FakeTensorMode:
+        """What the tensors are faked in."""
+        return self.loads.mode
 
     @property
     def nodes(self) -> Nodes:

@@ -10,7 +10,8 @@ import folder_paths
 from ...graph.formats import shortened
 from ...memory.units import format_bytes
 from ...offload.gguf_header import GGUF_SUFFIX, PackedHeader, read_gguf_header
-from ..prediction.header_loading import loading_headers
+from ..prediction import kept
+from ..prediction.header_loading import Absent, loading_headers
 from .calling import Outputs
 from .findings import Findings
 from .inputs import Inputs, NotFollowed
@@ -29,8 +30,15 @@ def load(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     """What a loader gives: models without data."""
     key = kind, repr(sorted(inputs.items()))
     if key not in found.loaded:
-        with loading_headers(found.mode, found.card, found.absent):
-            found.loaded[key] = found.nodes.call(kind, inputs)
+
+        def loaded(absent: Absent) -> Outputs:
+            with loading_headers(found.mode, found.card, absent):
+                return found.nodes.call(kind, inputs)
+
+        if all(isinstance(value, kept.PLAIN) for value in inputs.values()):
+            found.loaded[key] = found.loads.get((kept.described(found.card), key), found.absent, loaded)
+        else:  # onto a model of this run alone
+            found.loaded[key] = loaded(found.absent)
     return found.loaded[key]
 
 

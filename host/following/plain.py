@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ...memory.prediction import state_zeros
 from ..core.given import is_conditioning
+from ..prediction.encoders import resizing
 from ..prediction.header_loading import loading_headers
-from ..prediction.host_answers import resizing
 from .calling import Outputs
 from .findings import Findings
 from .inputs import Inputs, NotFollowed

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
+import comfy.utils
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ...memory.prediction import (
@@ -31,7 +33,6 @@ from .host_answers import (
     few_experts,
     free_memory_answer,
     replaced,
-    resizing,
 )
 
 PROMPT = "a photograph of a lighthouse on a rocky shore at dusk, waves, warm light in the windows"
@@ -162,3 +163,13 @@ def predict_network(
         weights = [*network.parameters(), *network.buffers()]
         found = predict(mode, card, weights, run, workspaces, given=given, assumptions=assumptions)
     return found, results[0]
+
+
+def resizing() -> AbstractContextManager[None]:
+    """Within it, the host's ``lanczos``, which works on data, gives pictures without data in another size."""
+    return replaced(comfy.utils, "lanczos", _sized)
+
+
+def _sized(samples: Tensor, width: int, height: int) -> Tensor:
+    """(B, C, H, W) in another size."""
+    return samples.new_empty((*samples.shape[:2], height, width))

@@ -99,17 +99,39 @@ def public_state_dict(file: PublicFile) -> tuple[dict[str, Tensor], dict[str, st
     }, file.header()
 
 
+Whereabouts = tuple[str, int, int] | None
+
+
+def _whereabouts(path: str | None) -> Whereabouts:
+    if path is None:
+        return None
+    status = Path(path).stat()
+    return path, status.st_size, status.st_mtime_ns
+
+
 class Absent:
     """Files that are not on this machine, and that the catalogue of public files knows.
 
     Attributes:
         asked: those that a loader asked for, by the paths that it got.
         used: those of them that were loaded: this host may not know the model of another.
+        places: all files that it asked for, by folder and name: where each is, how large, of when; None: nowhere.
     """
 
     def __init__(self) -> None:
         self.asked: dict[Path, PublicFile] = {}
         self.used: dict[Path, PublicFile] = {}
+        self.places: dict[tuple[str, str], Whereabouts] = {}
+
+    def holds(self) -> bool:
+        """Whether all files that were asked for are where they were, and as they were."""
+        return all(_whereabouts(folder_paths.get_full_path(*asked)) == place for asked, place in self.places.items())
+
+    def add(self, other: Absent) -> None:
+        """Takes over what another has noted."""
+        self.asked |= other.asked
+        self.used |= other.used
+        self.places |= other.places
 
     @contextmanager
     def finding(self) -> Iterator[None]:
@@ -118,6 +140,7 @@ class Absent:
 
         def get_full_path(folder_name: str, filename: str) -> str | None:
             found = find(folder_name, filename)
+            self.places[folder_name, filename] = _whereabouts(found)
             file = public_file(filename, folder_name) if found is None else None
             if file is None or file.folder != folder_name:
                 return found

@@ -7,8 +7,8 @@ import math
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import wraps
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache, wraps
 from types import ModuleType
 from typing import Any
 
@@ -57,24 +57,20 @@ def uncached() -> Iterator[tuple[Any, str, Callable[..., Any]]]:
         cached = find(f"{path}:generate_freq_grid_np")
         if hasattr(cached, "__wrapped__"):  # within another such answer it is wrapped twice
             yield sys.modules[path], "generate_freq_grid_np", inspect.unwrap(cached)
-    for name, module in list(sys.modules.items()):
-        if name.startswith(KITCHEN) and hasattr(module, "_build_hadamard"):
-            yield module, "_build_hadamard", _rotation
+    for module in _with_rotations(len(sys.modules)):
+        yield module, "_build_hadamard", _rotation
+
+
+@lru_cache(1)
+def _with_rotations(_: int) -> list[ModuleType]:
+    """Those of comfy-kitchen that make one, of so many modules: an estimate asks some eighty times."""
+    found = (one for path, one in list(sys.modules.items()) if path.startswith(KITCHEN))
+    return [one for one in found if hasattr(one, "_build_hadamard")]
 
 
 def _rotation(size: int, device: Any = "cpu", dtype: torch.dtype = torch.float32) -> Tensor:
     """In the place of comfy-kitchen's, where only its shape counts."""
     return torch.empty(size, size, dtype=dtype, device=device)
-
-
-def resizing() -> AbstractContextManager[None]:
-    """Within it, the host's ``lanczos``, which works on data, gives pictures without data in another size."""
-    return replaced(comfy.utils, "lanczos", _sized)
-
-
-def _sized(samples: Tensor, width: int, height: int) -> Tensor:
-    """(B, C, H, W) in another size."""
-    return samples.new_empty((*samples.shape[:2], height, width))
 
 
 @contextmanager

@@ -38,6 +38,7 @@ from ..measure.wrappers import COMPILED
 from ..offload.budget import budget_of
 from ..sampling.autoregressive import first_and_last_block
 from .conditions import fake_conditions, fake_processed, has_idle_mask, with_masks, without_idle_masks
+from .encoders import resizing
 from .host_answers import (
     answering,
     apply_by_exchange,
@@ -46,7 +47,6 @@ from .host_answers import (
     few_experts,
     free_memory_answer,
     replaced,
-    resizing,
 )
 from .networks import Beside, model_without_data, networks_beside, on_card
 

@@ -21,6 +21,7 @@ from ...memory.units import format_bytes
 from ..catalogue.entries import PublicFile
 from ..core.device import GB, ram_total
 from ..core.nodes import display_names, node_classes
+from ..following.loads import Loads
 from ..prediction.stages import chosen_card
 from .dry_run import DryRun
 from .isolation import beside_the_prompt
@@ -163,6 +164,7 @@ def estimate_workflow(
     ram: int = 0,
     ours: Mapping[str, Any] | None = None,
     ends: Sequence[str] | None = None,
+    loads: Loads | None = None,
 ) -> WorkflowAnswer:
     """Goes through what of a workflow runs, without data. Reads headers of models and pictures, and writes nothing.
 
@@ -173,6 +175,7 @@ def estimate_workflow(
         ram: bytes of the machine's memory; 0: not asked.
         ours: this pack's nodes by their ids, where the host has not loaded them.
         ends: the nodes that are to run, with all before them; None: those that save or show something.
+        loads: what loaders gave to earlier runs of this thread; None: nothing.
 
     Raises:
         NothingToPredict: there is nothing in it to predict.
@@ -180,7 +183,8 @@ def estimate_workflow(
     """
     ends = ends_of(workflow, ours=ours) if ends is None else ends
     runs = partial(part_that_runs, ends=ends)
-    run = DryRun(runs(follow_cfg(_without_writing(workflow), runs)), card, ours or {}, limit).run()
+    prompt = runs(follow_cfg(_without_writing(workflow), runs))
+    run = DryRun(prompt, card, ours or {}, limit, loads=loads or Loads()).run()
     rest = tuple(lines_on_the_rest(workflow, ends))
     unknown = tuple(f"node {number}: {why}" for number, why in run.unknown.items())
     if not run.stages:
@@ -218,6 +222,9 @@ def _not_followed(run: DryRun) -> Iterator[str]:
         yield f"{count} node{'s' * (count > 1)} that need{'s' * (count == 1)} what these would give"
 
 
+_LOADS = Loads()  # of the server's worker, which is one thread
+
+
 def estimate_beside(workflow: Prompt, terms: Terms, ends: Sequence[str] | None = None) -> WorkflowAnswer:
     """As :func:`estimate_workflow`, in a thread of a server that may run a prompt at the same time.
 
@@ -226,7 +233,7 @@ def estimate_beside(workflow: Prompt, terms: Terms, ends: Sequence[str] | None =
     """
     card, ram = terms.card(), ram_total(terms.ram_gb)
     with torch.inference_mode(), beside_the_prompt():
-        return estimate_workflow(workflow, card, terms.limit, ram, ends=ends)
+        return estimate_workflow(workflow, card, terms.limit, ram, ends=ends, loads=_LOADS)
 
 
 def _without_writing(workflow: Prompt) -> Prompt:

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import comfy.model_management
 import comfy.utils
 import folder_paths
 import pytest
@@ -29,7 +30,8 @@ from headroom.host.following.kinds import NEUTRAL
 from headroom.host.following.stages import sampling
 from headroom.host.prediction.header_loading import loading_headers
 from headroom.host.vae.wrapper import PLANNED_BY_WORKERS
-from headroom.host.workflow.dry_run import DryRun
+from headroom.host.workflow import dry_run
+from headroom.host.workflow.dry_run import DryRun, nbytes_of
 from headroom.host.workflow.estimate import estimate_workflow
 from headroom.memory.on_disk import SUFFIX
 from headroom.memory.prediction import Forecast, Verdict, fake_mode, forecast_numbers, named_card
@@ -195,6 +197,26 @@ def test_nodes_of_ours_count() -> None:
 
 
 @pytest.mark.usefixtures("models")
+@pytest.mark.usefixtures("models")
+@pytest.mark.parametrize("storage", [None, "float8_e4m3fn_scaled", "int8_convrot"])
+def test_weights_are_as_large_as_the_host_says(monkeypatch: pytest.MonkeyPatch, storage: str | None) -> None:
+    said, seen = comfy.model_management.module_size, list[int]()
+
+    def both(module: torch.nn.Module) -> int:
+        seen.append(nbytes_of(module))
+        assert seen[-1] == said(module)
+        return seen[-1]
+
+    monkeypatch.setattr(dry_run, "nbytes_of", both)
+    workflow = sd15()
+    if storage is not None:
+        workflow["9"] = node("HeadroomCast", model=["1", 0], storage=storage, compute="auto", skip="auto")
+        workflow["6"]["inputs"]["model"] = ["9", 0]
+    answer(workflow, vram=2.0)  # where some of them stream
+    assert len(seen) > 500
+    assert comfy.model_management.module_size is said
+
+
 def test_where_decoded_frames_lie() -> None:
     """In RAM, where they may not fit; in a file, as they are decoded; in a file of their own."""
     latent = node("EmptyHunyuanLatentVideo", width=64, height=48, length=33, batch_size=2)

@@ -20,12 +20,14 @@ from ...measure.speeds import kind_of
 from ...offload.layers import least_on_card
 from ...prediction.encoders import PROMPT, predict_encoding, predict_vision
 from ...prediction.host_answers import SAME_EXPERTS, answering, has_experts, replaced
+from ...prediction.kept import PLAIN, described, kept, text_key
 from ..calling import Outputs, outputs
 from ..findings import Findings
 from ..inputs import Inputs
 from .codes import codes_counted
 from .coding import encodes_counted
 
+FROM_A_FILE = "embedding:"  # in a text
 WRITING = "comfy.text_encoders.llama"  # the host's module of text encoders that write
 LISTENER = "comfy.text_encoders.gemma4:Gemma4_Tokenizer"
 # Of the spectra that Gemma 4 hears: samples a second, what a sound is padded to a multiple of, from frame to frame,
@@ -37,12 +39,21 @@ def encode_text(found: Findings, kind: str, inputs: Inputs, times: float = 1.0) 
     """CONDITIONING of a text, with the pictures that the node gives to the text encoder or encodes by a VAE; ``times``:
     how often what is predicted is done, 0 where that is not known."""
     clip = inputs.clip()
-    with encodes_counted(found, inputs) as counted:
-        encode = found.nodes.prepared(kind, counted)
-        spaces, given = workspaces_for(found.card), list(inputs.values())
-        prediction, results = predict_encoding(
-            clip, found.card, lambda one: outputs(kind, encode(clip=one)), found.mode, spaces, given
-        )
+
+    def encoded() -> tuple[Prediction, Outputs]:
+        with encodes_counted(found, inputs) as counted:
+            encode = found.nodes.prepared(kind, counted)
+            spaces, given = workspaces_for(found.card), list(inputs.values())
+            return predict_encoding(
+                clip, found.card, lambda one: outputs(kind, encode(clip=one)), found.mode, spaces, given
+            )
+
+    others = {name: value for name, value in inputs.items() if value is not clip}
+    if all(isinstance(value, PLAIN) and FROM_A_FILE not in str(value) for value in others.values()):
+        key = kind, text_key(clip, found.card), described(others)
+        prediction, results = kept(clip.cond_stage_model, key, encoded)
+    else:  # a picture that is encoded by a VAE is a stage of this run, and a file of an embedding may change
+        prediction, results = encoded()
     found.add(replace(encoder_stage("text", prediction, found.card, clip.patcher, clip.cond_stage_model), times=times))
     found.notes += [SAME_EXPERTS] if has_experts(clip.cond_stage_model) else []
     return results

@@ -1,0 +1,42 @@
+"""Models without data that were loaded before: a server that is asked about a workflow again has them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+from ...memory.prediction import fake_mode
+from ..prediction.header_loading import Absent
+from .calling import Outputs
+
+MOST_KEPT = 4  # a model, its text encoders, its VAE and one more: megabytes of Python's objects each
+
+
+class Loads:
+    """What loaders gave, for runs one after the other, all in one thread.
+
+    Attributes:
+        mode: what the tensors are faked in, of all runs: those of two modes do not meet.
+    """
+
+    def __init__(self) -> None:
+        self.mode = fake_mode()
+        self._kept: OrderedDict[Hashable, tuple[Outputs, Absent]] = OrderedDict()
+
+    def get(self, key: Hashable, absent: Absent, load: Callable[[Absent], Outputs]) -> Outputs:
+        """What a loader gives.
+
+        Args:
+            key: all that it depends on beside its files.
+            absent: takes note of the files that it asks for.
+            load: has it load; notes the files in what it is given.
+        """
+        outputs, noted = self._kept.pop(key, ((), Absent()))
+        if not outputs or not noted.holds():  # a file was changed, or is there by now
+            noted = Absent()
+            outputs = load(noted)
+        self._kept[key] = outputs, noted
+        while len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+        absent.add(noted)
+        return outputs
