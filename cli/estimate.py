@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING or __package__:
     from ..graph import cards, settings
-    from . import asking, files, host
+    from . import asking, files, host, process
     from .waiting import waiting_for
 else:  # as a script
     import asking
     import files
+    import process
     from waiting import waiting_for
 
     import host
@@ -79,6 +80,7 @@ def answer(options: argparse.Namespace) -> tuple[dict[str, Any], str]:
     workflows = importlib.import_module("headroom.host.workflow.estimate")
     nodes = importlib.import_module("headroom.nodes").NODES
     torch = importlib.import_module("torch")
+    process.imported()
     card = replace(prediction.named_card(asked.kernels, asked.vram_gb), name=asked.title)
     ours = {node.GET_SCHEMA().node_id: node for node in nodes}
     with waiting_for("going through the workflow"), torch.inference_mode():
@@ -150,4 +152,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    process.run(main)
