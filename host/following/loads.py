@@ -9,7 +9,8 @@ from ...memory.prediction import fake_mode
 from ..prediction.header_loading import Absent
 from .calling import Outputs
 
-MOST_KEPT = 4  # a model, its text encoders, its VAE and one more: megabytes of Python's objects each
+# Two models, text encoders, a VAE and two more: some ten thousand objects each, which Python's collector looks through.
+MOST_KEPT = 6
 
 
 class Loads:
