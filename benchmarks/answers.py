@@ -17,22 +17,24 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from _harness import ROOT, load_package
 from _sections import Report, Section
 
 load_package()
 
-from headroom.tools.server.client import Client  # noqa: E402
+from headroom.tools.demo.__main__ import WORKFLOWS  # noqa: E402
+from headroom.tools.demo.twin import stock_twin  # noqa: E402
+from headroom.tools.server.client import Client, Workflow  # noqa: E402
 from headroom.tools.server.server import Server  # noqa: E402
 from headroom.tools.setup.environment import Environment  # noqa: E402
 
 SIDE = 512
 COMMAND, ORDINARY = "the command", "the command, collected and taken apart as Python does by itself"
-FIRST, OTHER, AGAIN = "a server's first", "its second, of another size", "its third, the second once more"
+FIRST, OTHER = "a server's first", "a server's second, of another size"
+AGAIN = "a server's third, the second once more"
 MOST = {COMMAND: 5.0, OTHER: 1.0}
-TITLE = "SD1.5, 512 px, cfg 8"
+TITLE = "SD1.5, 512 px"
 INTRODUCTION = """# Until an estimate answers
 
 *estimate* of text to image with SD1.5, by stock nodes, from the catalogue: by the command, which imports ComfyUI first,
@@ -42,20 +44,15 @@ process. Wall seconds of processes and servers that took turns, medians and quar
 AS_ANY_PROCESS = "import sys; sys.path.insert(0, {cli!r}); import estimate; sys.exit(estimate.main())"
 
 
-def text_to_image(side: int) -> dict[str, Any]:
-    """By stock nodes, in the API format."""
-    sampler = {"seed": 1, "steps": 20, "cfg": 8.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
-    links = {"model": ["1", 0], "positive": ["2", 0], "negative": ["3", 0], "latent_image": ["4", 0]}
-    nodes: dict[str, tuple[str, dict[str, Any]]] = {
-        "1": ("CheckpointLoaderSimple", {"ckpt_name": "v1-5-pruned-emaonly-fp16.safetensors"}),
-        "2": ("CLIPTextEncode", {"clip": ["1", 1], "text": "a lighthouse at dusk"}),
-        "3": ("CLIPTextEncode", {"clip": ["1", 1], "text": "blurry"}),
-        "4": ("EmptyLatentImage", {"width": side, "height": side, "batch_size": 1}),
-        "5": ("KSampler", {**sampler, **links}),
-        "6": ("VAEDecode", {"samples": ["5", 0], "vae": ["1", 2]}),
-        "7": ("SaveImage", {"images": ["6", 0], "filename_prefix": "x"}),
-    }
-    return {number: {"class_type": kind, "inputs": inputs} for number, (kind, inputs) in nodes.items()}
+def text_to_image(side: int) -> Workflow:
+    """The example of SD1.5 by stock nodes, with the public file."""
+    workflow = stock_twin(json.loads((WORKFLOWS / "sd15_text_to_image.json").read_text(encoding="utf-8")))
+    for node in workflow.values():
+        if node["class_type"] == "CheckpointLoaderSimple":
+            node["inputs"]["ckpt_name"] = "v1-5-pruned-emaonly-fp16.safetensors"
+        if node["class_type"] == "EmptyLatentImage":
+            node["inputs"] |= {"width": side, "height": side}
+    return workflow
 
 
 def seconds_of(work: Callable[[], object]) -> float:

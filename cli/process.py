@@ -16,7 +16,7 @@ def run(main: Callable[[], int]) -> NoReturn:
     """Ends the process with a command's exit status.
 
     Python looks through all objects again and again while a ComfyUI is imported, and frees half a million of them one
-    by one at the end: a fifth to a third of an estimate's time.
+    by one at the end: a quarter of an estimate's time.
     """
     status = [1]  # of an error that nobody has caught
     atexit.register(_leave, status)  # before any other, which makes it the last that is called

@@ -32,11 +32,11 @@ class Loads:
             absent: takes note of the files that it asks for.
             load: has it load; notes the files in what it is given.
         """
-        outputs, noted = self._kept.pop(key, ((), Absent()))
-        if not outputs or not noted.holds():  # a file was changed, or is there by now
+        known = self._kept.pop(key, None)
+        if known is None or not known[1].holds():  # a file was changed, or is there by now
             noted = Absent()
-            outputs = load(noted)
-        self._kept[key] = outputs, noted
+            known = load(noted), noted
+        outputs, noted = self._kept[key] = known
         while len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
         absent.add(noted)

@@ -38,8 +38,8 @@ def _uncollected() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    gc.disable()
     try:
+        gc.disable()  # within: what ends work from outside may arrive behind any step
         yield
     finally:
         gc.enable()
