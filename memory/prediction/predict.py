@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from ..speed.kernels import KernelCosts, count, flops_of
 from .assumed import assumed
 from .card import Card
+from .deep_calls import with_room
 from .fused_attention import FusedAttention
 from .known_numbers import KnownNumbers, ListsOfTensors
 from .live_bytes import LiveBytes
@@ -126,7 +128,7 @@ def predict(
             stack.enter_context(fused)
         stack.enter_context(tracker)
         with explained(lambda: _where(tracker)):
-            work(tracker)
+            with_room(partial(work, tracker))
     return Prediction(
         weights=held,
         activations=tracker.peak - held,
