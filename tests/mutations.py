@@ -2377,12 +2377,26 @@ WORKFLOWS = (
         ),
     ),
     *_of(
+        "memory/prediction/deep_calls.py",
+        "unit/test_deep_calls.py",
+        (
+            "deep calls get a piece of the stack as small as any other",
+            "SLOTS = 2**15",
+            "SLOTS = 2**5",
+        ),
+    ),
+    *_of(
         "host/workflow/isolation.py",
         SERVER,
         (
             "an estimate takes the user's cancel for its own",
             '    yield comfy.model_management, "throw_exception_if_processing_interrupted", require_wanted\n',
             "",
+        ),
+        (
+            "an estimate's choice of a kernel is forgotten once it was made",
+            "        self.chosen = list(backends)\n        self.__enter__()\n",
+            "        self.chosen = list(backends)\n",
         ),
     ),
     *_of(

@@ -28,6 +28,7 @@ SWITCHES = {
     "mem_efficient_sdp_enabled": SDPBackend.EFFICIENT_ATTENTION,
     "math_sdp_enabled": SDPBackend.MATH,
 }
+ONLY_MATH = [SDPBackend.MATH]
 
 
 @contextmanager
@@ -56,18 +57,18 @@ def _quiet() -> Iterator[Substitute]:
     yield comfy.utils, "PROGRESS_BAR_HOOK", lambda *_, **__: None
 
 
-class OwnKernels(TorchFunctionMode):
-    """Switches of ``scaled_dot_product_attention`` for this thread: torch's own are the whole process's.
+class OwnKernels:
+    """Switches of ``scaled_dot_product_attention`` for this thread: torch's own are the whole process's. A context.
 
     Attributes:
         chosen: kernels that are on.
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self.chosen: list[SDPBackend] = [
             kernel for name, kernel in SWITCHES.items() if getattr(torch.backends.cuda, name, lambda: True)()
         ]
+        self._formula = _MathKernel()
 
     def answers(self) -> Iterator[Substitute]:
         """What ``sdpa_kernel`` reads and sets, and how others ask for it."""
@@ -76,14 +77,29 @@ class OwnKernels(TorchFunctionMode):
         for name, kernel in SWITCHES.items():
             yield torch.backends.cuda, name, lambda kernel=kernel: kernel in self.chosen
 
+    def __enter__(self) -> None:
+        if self.chosen == ONLY_MATH:
+            self._formula.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.chosen == ONLY_MATH:
+            self._formula.__exit__(*error)
+
     def _current(self, with_priority: bool = False) -> list[SDPBackend]:
         return list(self.chosen)
 
     def _set(self, backends: Sequence[SDPBackend], set_priority: bool = False) -> None:
+        # Only while it has something to do: torch asks a mode about all that is done with tensors, their shapes too.
+        self.__exit__(None, None, None)
         self.chosen = list(backends)
+        self.__enter__()
+
+
+class _MathKernel(TorchFunctionMode):
+    """Within it ``scaled_dot_product_attention`` is torch's math kernel."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is functional.scaled_dot_product_attention and self.chosen == [SDPBackend.MATH]:
+        if func is functional.scaled_dot_product_attention:
             return by_formula(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -76,6 +77,8 @@ def fake_copy(module: Module, mode: FakeTensorMode, device: torch.device, memo: 
         memo[id(buffer)] = _fake(buffer, mode, device)
     for value in plain_tensors(module):
         memo.setdefault(id(value), _fake(value, mode, value.device))
+    for empty in _without_hooks(module):
+        memo[id(empty)] = OrderedDict()
     # Outside the mode: tensors in other places, which are not found here, are small and copied as they are.
     return copy.deepcopy(module, memo)
 
@@ -93,6 +96,12 @@ def plain_tensors(module: nn.Module) -> Iterator[Tensor]:
     """What a module and its parts keep as plain attributes: tables that are no parameters and no buffers."""
     for inner in module.modules():
         yield from (value for value in vars(inner).values() if isinstance(value, Tensor))
+
+
+def _without_hooks(module: nn.Module) -> Iterator[OrderedDict[Any, Any]]:
+    """The empty dictionaries of a module and its parts, ten to a part, of which a copy of each takes long to make."""
+    for inner in module.modules():
+        yield from (value for value in vars(inner).values() if type(value) is OrderedDict and not value)
 
 
 def name_modules(module: nn.Module, running: list[str]) -> None:
