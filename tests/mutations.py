@@ -2377,6 +2377,20 @@ WORKFLOWS = (
         ),
     ),
     *_of(
+        "memory/prediction/by_shape.py",
+        "unit/test_by_shape.py",
+        (
+            "a sum of tensors in any order is taken to come out in theirs",
+            " and x.shape == y.shape and x.is_contiguous() and y.is_contiguous())",
+            " and x.shape == y.shape)",
+        ),
+        (
+            "a tensor whose value is known loses it in a view",
+            "type(value) is FakeTensor and value.constant is None",
+            "type(value) is FakeTensor",
+        ),
+    ),
+    *_of(
         "memory/prediction/deep_calls.py",
         "unit/test_deep_calls.py",
         (

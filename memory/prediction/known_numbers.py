@@ -25,6 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..speed.kernels import tensors_of
+
 MOST = 2**16  # numbers of a tensor that goes along
 MOST_GIVEN = 2**28  # of one that was given, or that comes of it
 COUNTED = 2**18  # of a tensor that goes along while modules are made
@@ -146,9 +148,7 @@ class KnownNumbers:
                     self._given[one] = True
 
     def _comes_of_given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        return len(self._given) > 0 and any(
-            one in self._given for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)
-        )
+        return len(self._given) > 0 and any(one in self._given for one in tensors_of(args, kwargs))
 
     def made(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The result of an operator whose shape depends on numbers, such as ``x[mask]``; None if they are not known.
@@ -157,7 +157,7 @@ class KnownNumbers:
         several = isinstance(numbers, (list, tuple))
         if not all(isinstance(one, Tensor) for one in (numbers if several else (numbers,))):
             return None
-        device = next(one.device for one in tree_iter((args, kwargs)) if isinstance(one, Tensor))
+        device = next(one.device for one in tensors_of(args, kwargs))
         given = self._comes_of_given(args, kwargs)
 
         def fake(known: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class KnownNumbers:
         return found
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = [one for one in tree_iter((args, kwargs)) if isinstance(one, Tensor)]
+        given = list(tensors_of(args, kwargs))
         if any(self._of(one) is None for one in given) or not (given or func.overloadpacket in COUNTS):
             return None
         if torch.Tag.nondeterministic_seeded in func.tags or "empty" in func.name():
@@ -211,7 +211,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterat
     for place, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = args[place] if place < len(args) else kwargs.get(argument.name)
-            yield from (one for one in tree_iter(given) if isinstance(one, Tensor))
+            yield from tensors_of(given)
 
 
 class ListsOfTensors(TorchFunctionMode):

@@ -16,9 +16,8 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
     is_traceable_wrapper_subclass,
 )
-from torch.utils._pytree import tree_iter
 
-from ..speed.kernels import KernelCosts, scaled
+from ..speed.kernels import KernelCosts, scaled, tensors_of
 from .giving_up import require_wanted
 
 IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -160,7 +159,7 @@ class LiveBytes(TorchDispatchMode):
         if type(result) in PLAIN:
             self._add(result)
         else:
-            self.add(tree_iter(result))
+            self.add(tensors_of(result))
         live = self.live
         inside = self.hidden(func, args, kwargs, result) if self.hidden is not None else 0
         if live > self.live_peak:

@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..speed.kernels import KernelCosts, count, flops_of
 from .assumed import assumed
+from .by_shape import by_shape, gives_a_view
 from .card import Card
 from .deep_calls import with_room
 from .fused_attention import FusedAttention
@@ -194,7 +195,9 @@ class _WithoutData(LiveBytes):
             with self:
                 args = (args[0], self._numbers.places(args[1]), *args[2:])
         try:
-            result = super().run(func, args, kwargs)
+            result = by_shape(func, args, kwargs)
+            if result is NotImplemented:
+                result = super().run(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             result = self._numbers.made(func, args, kwargs)
             if result is None and self.assumptions is not None:
@@ -204,7 +207,8 @@ class _WithoutData(LiveBytes):
             if result is None:
                 raise
         self._numbers.follow(func, args, kwargs, result)
-        count(self.work, func, args, kwargs, result)
+        if not gives_a_view(func):
+            count(self.work, func, args, kwargs, result)
         if func is torch.ops.aten.native_group_norm.default and args[0].stride() != result[0].stride():
             # One picture with its channels last comes out with strides that later operators do not recognise.
             return (torch.empty_like(args[0]), *result[1:])
