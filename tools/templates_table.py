@@ -61,7 +61,7 @@ def row(workflow: dict[str, Any]) -> dict[str, Any]:
     except prediction.GivenUp:
         return {"local": True, "whole": False, "why": [f"it takes longer than {LONGEST} s"]}
     except estimate.NothingToPredict as error:
-        if not error.complete:
+        if not error.complete or error.values:  # a node with an input missing, say, before which nothing runs
             return {"local": True, "whole": False, "why": [str(error)]}
         cards = {str(size): {AS_IT_IS: FREE, MADE_TO_FIT: FREE} for size in CARDS}
         return {"local": True, "whole": True, "why": [], "download": 0.0, "took": 0.0, "cards": cards}
@@ -86,7 +86,8 @@ def lacks_fit(one: dict[str, Any]) -> bool:
 
 
 def made_to_fit(workflow: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]:
-    """A row, with what *Make It Fit* (exact) does on each card; what it cannot make fit, it cannot on a smaller one."""
+    """A row, with what *Make It Fit* (exact) does on each card; what it cannot make fit, it cannot on a smaller one. Made
+    anew where nothing of the template is followed any longer."""
     estimate, prediction, inserting = (
         importlib.import_module(f"headroom.{name}")
         for name in ("host.workflow.estimate", "memory.prediction", "graph.fit.insert")
@@ -102,6 +103,8 @@ def made_to_fit(workflow: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]
                 doubts = _doubts(answer)
             except prediction.GivenUp:
                 doubts = [f"it takes longer than {LONGEST} s"]
+            except estimate.NothingToPredict:
+                return row(workflow)
             card[MADE_TO_FIT] = {"verdict": "unknown", "why": doubts} if doubts else _numbers(answer.forecast)
         fits = card.setdefault(MADE_TO_FIT, card[AS_IT_IS])["verdict"] != "does_not_fit"
     return {**one, "cards": cards}

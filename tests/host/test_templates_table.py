@@ -74,6 +74,16 @@ def test_one_that_takes_no_memory_of_a_card_is_whole(folder: Path) -> None:
     assert one["cards"] == {str(size): {AS_IT_IS: FREE, MADE_TO_FIT: FREE} for size in CARDS}
 
 
+def test_a_row_of_what_is_followed_no_longer_is_made_anew(folder: Path) -> None:
+    workflow = json.loads((folder / "gsl_starter_1_1.json").read_text(encoding="utf-8"))
+    before = {"whole": True, "cards": {str(size): {AS_IT_IS: numbers("streams", 1.0)} for size in CARDS}}
+    workflow["nodes"] = [node for node in workflow["nodes"] if node["type"] != "VAEDecode"]
+    with torch.inference_mode():
+        one = made_to_fit(workflow, before)
+    assert not one["whole"]
+    assert "cards" not in one
+
+
 def test_a_line_that_was_cut_off_is_looked_at_again(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     lines = ['{"name": "one", "local": true}', '{"name": "one", "local": false}', '{"name": "two", "loc']
