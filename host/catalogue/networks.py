@@ -62,7 +62,7 @@ def _shapes(path: str, given: str) -> TensorShapes:
             network = _without_memory(made, arguments)
     except (ImportError, AttributeError, TypeError, ValueError, KeyError, RuntimeError) as error:
         raise NoSuchNetwork(f"this ComfyUI has no {name} as the catalogue knows it ({error})") from error
-    return {key: tuple(value.shape) for key, value in network.state_dict().items()}
+    return {key: tuple(value.shape) for key, value in network.state_dict(keep_vars=True).items()}
 
 
 def _without_memory(made: type, arguments: dict[str, Any]) -> Any:

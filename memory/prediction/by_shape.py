@@ -24,7 +24,7 @@ aten = torch.ops.aten
 VIEWS = (
     aten.view.default, aten._unsafe_view.default, aten.t.default, aten.transpose.int, aten.unsqueeze.default,
     aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.select.int, aten.squeeze.dim,
-    aten.split.Tensor, aten.split_with_sizes.default,
+    aten.split.Tensor, aten.split_with_sizes.default, aten.detach.default, aten.alias.default,
 )  # fmt: skip
 OF_ONE, OF_TWO = (aten.silu.default, aten.gelu.default), (aten.add.Tensor, aten.mul.Tensor, aten.sub.Tensor)
 
@@ -37,9 +37,7 @@ def by_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         func: the operator, with all its arguments as a dispatch mode gets them.
     """
     rule = RULES.get(id(func))
-    if rule is None or not args or not all(map(_is_plain, (args[0], *filter(_is_tensor, args[1:])))):
-        return NotImplemented
-    if any(map(_is_tensor, kwargs.values())):
+    if rule is None or not all(map(_is_plain, filter(_is_tensor, (*args, *kwargs.values())))):
         return NotImplemented
     try:
         return rule(func, *args, **kwargs)
@@ -78,8 +76,67 @@ def _new(like: FakeTensor, shape: Any, dtype: torch.dtype | None = None) -> Fake
         return FakeTensor(like.fake_mode, made, like.fake_device)
 
 
+def _new_like(x: FakeTensor, dtype: torch.dtype | None, device: torch.device | None = None) -> FakeTensor:
+    """One with its numbers in the same order."""
+    _check(x.is_contiguous())
+    with torch._C._DisableTorchDispatch():
+        made = torch.empty_strided(x.shape, x.stride(), dtype=dtype or x.dtype, device="meta")
+        return FakeTensor(x.fake_mode, made, device or x.fake_device)
+
+
 def _view(func: Any, x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
     return _run(x, func, x, *args, **kwargs)
+
+
+def _empty(
+    func: Any,
+    size: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Any:
+    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    _check(layout in (None, torch.strided) and memory_format in (None, torch.contiguous_format) and not pin_memory)
+    _check(isinstance(mode, FakeTensorMode) and device is not None and torch.device(device).type != "meta")
+    with torch._C._DisableTorchDispatch():
+        made = torch.empty(size, dtype=dtype or torch.get_default_dtype(), device="meta")
+        return FakeTensor(mode, made, device)
+
+
+def _copy(func: Any, x: FakeTensor, y: FakeTensor, non_blocking: bool = False) -> Any:
+    _check(x.shape == y.shape)
+    return x
+
+
+def _to_dtype(
+    func: Any,
+    x: FakeTensor,
+    dtype: torch.dtype,
+    non_blocking: bool = False,
+    copy: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    _check(memory_format is None)
+    return x if x.dtype == dtype and not copy else _new_like(x, dtype)
+
+
+def _to_copy(
+    func: Any,
+    x: FakeTensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: torch.device | None = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: Any = None,
+) -> Any:
+    _check(layout in (None, torch.strided) and memory_format is None and not pin_memory)
+    _check(device is None or torch.device(device).type != "meta")
+    return _new_like(x, dtype, device)
 
 
 def _product(func: Any, x: FakeTensor, y: FakeTensor, **kwargs: Any) -> Any:
@@ -145,6 +202,10 @@ def _check(holds: bool) -> None:
 VIEW_RULES: dict[int, Callable[..., Any]] = dict.fromkeys(map(id, VIEWS), _view)
 RULES: dict[int, Callable[..., Any]] = {
     **VIEW_RULES,
+    id(aten.empty.memory_format): _empty,
+    id(aten.copy_.default): _copy,
+    id(aten.to.dtype): _to_dtype,
+    id(aten._to_copy.default): _to_copy,
     id(aten.mm.default): _product,
     id(aten.bmm.default): _product,
     id(aten.addmm.default): _product_and_sum,

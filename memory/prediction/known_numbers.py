@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..speed.kernels import tensors_of
+from .by_shape import by_shape
 
 MOST = 2**16  # numbers of a tensor that goes along
 MOST_GIVEN = 2**28  # of one that was given, or that comes of it
@@ -241,7 +242,9 @@ class CountingModules(TorchDispatchMode):
         if answer is not None:
             return answer
         try:
-            result = func(*args, **kwargs)
+            result = by_shape(func, args, kwargs)
+            if result is NotImplemented:
+                result = func(*args, **kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             result = self._numbers.made(func, args, kwargs)
             if result is None:

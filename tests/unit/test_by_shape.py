@@ -32,6 +32,8 @@ def cases(make: Make) -> Iterator[Given]:
     yield aten.view.default, (odd, [1, 5, 7, 1]), {}
     yield aten.view.default, (make(1, 6, 8).transpose(1, 2), [1, 1, 8, 6]), {}
     yield aten.view.default, (make(0, 6, 8), [0, 48]), {}
+    yield aten.empty.memory_format, ([2, 3, 4],), {"device": torch.device("cpu"), "pin_memory": False}
+    yield aten.empty.memory_format, ([0, 3],), {"dtype": x.dtype, "device": torch.device("cpu")}
     yield aten._unsafe_view.default, (make(12, 8), [2, 6, 8]), {}
     yield aten.t.default, (make(6, 8),), {}
     yield aten.t.default, (make(6),), {}
@@ -55,7 +57,7 @@ def cases(make: Make) -> Iterator[Given]:
         yield aten.addmm.default, (make(rows, 8), make(6, rows).t(), make(6, 8)), {"beta": 2}
         yield aten.bmm.default, (make(2, rows, 6), make(2, 8, 6).transpose(1, 2)), {}
     yield aten.addmm.default, (make(1), make(5, 6), make(6, 8)), {}
-    for one in (x, turned):
+    for one in (x, turned, make(6, 1, 8).transpose(0, 1)):
         yield aten.native_layer_norm.default, (one, [one.shape[-1]], make(one.shape[-1]), make(one.shape[-1]), 1e-5), {}
         yield aten.native_layer_norm.default, (one, list(one.shape[1:]), None, None, 1e-5), {}
     for one in (wide, last, odd, make(2, 4, 9)):
@@ -63,12 +65,22 @@ def cases(make: Make) -> Iterator[Given]:
         size, groups = one[0, 0].numel(), max(1, c // 2)
         yield aten.native_group_norm.default, (one, make(c), make(c), n, c, size, groups, 1e-5), {}
         yield aten.native_group_norm.default, (one, None, None, n, c, size, groups, 1e-5), {}
-    for one in (x, turned, last, odd, make(0, 3)):
+    lone = make(6, 1, 8).transpose(0, 1)  # in order, with a stride that tells nothing
+    for one in (x, turned, last, odd, lone, make(0, 3), make(())):
+        yield aten.detach.default, (one,), {}
+        yield aten.alias.default, (one,), {}
+        yield aten.copy_.default, (make(one.shape), one), {}
+        yield aten._to_copy.default, (one,), {}
+        for dtype in DTYPES:
+            yield aten.to.dtype, (one, dtype), {}
+            yield aten.to.dtype, (one, dtype, False, True), {}
+            yield aten._to_copy.default, (one,), {"dtype": dtype}
         yield aten.silu.default, (one,), {}
         yield aten.gelu.default, (one,), {"approximate": "tanh"}
         for func in (aten.add.Tensor, aten.mul.Tensor, aten.sub.Tensor):
             yield func, (one, one), {}
             yield func, (one, 2.0), {}
+    yield aten.copy_.default, (x, make(8)), {}
     yield aten.add.Tensor, (x, make(8)), {"alpha": 2}
     yield aten.add.Tensor, (x, make(2, 6, 8)), {"alpha": 2}
 
@@ -87,7 +99,9 @@ def without_lone_strides(one: list[Any]) -> list[Any]:
 
 
 def faked(value: Any, device: str) -> Any:
-    """The same tensor without data. Call it in a fake mode."""
+    """The same tensor without data, or the device itself. Call it in a fake mode."""
+    if isinstance(value, torch.device):
+        return torch.device(device)
     if not isinstance(value, Tensor):
         return value
     base = torch.empty(value.untyped_storage().nbytes() // value.element_size(), dtype=value.dtype, device=device)
@@ -126,7 +140,8 @@ def test_as_torch_tells_it_of_a_card(dtype: torch.dtype, device: str) -> None:
             assert type(one) is FakeTensor
             assert one.device == other.device
             views = {tensor.untyped_storage()._cdata for tensor in there if isinstance(tensor, Tensor)}
-            assert (one.untyped_storage()._cdata in views) == gives_a_view(func)
+            assert (one.untyped_storage()._cdata in views) == (other.untyped_storage()._cdata in views)
+            assert one.untyped_storage()._cdata in views or not gives_a_view(func)
     assert rules == set(RULES)
 
 
