@@ -37,11 +37,12 @@ def by_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         func: the operator, with all its arguments as a dispatch mode gets them.
     """
     rule = RULES.get(id(func))
-    if rule is None or not all(map(_is_plain, filter(_is_tensor, (*args, *kwargs.values())))):
+    if rule is None:
         return NotImplemented
     try:
+        _check(all(map(_is_plain, filter(_is_tensor, (*args, *kwargs.values())))))
         return rule(func, *args, **kwargs)
-    except (RuntimeError, TypeError, ValueError, IndexError):
+    except (RuntimeError, TypeError, ValueError, LookupError, AttributeError):  # also of a torch with other names
         return NotImplemented
 
 
