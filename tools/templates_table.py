@@ -86,8 +86,8 @@ def lacks_fit(one: dict[str, Any]) -> bool:
 
 
 def made_to_fit(workflow: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]:
-    """A row, with what *Make It Fit* (exact) does on each card; what it cannot make fit, it cannot on a smaller one. Made
-    anew where nothing of the template is followed any longer."""
+    """A row, with what *Make It Fit* (exact) does on each card; what it cannot make fit, it cannot on a smaller one.
+    Made anew where nothing of the template is followed any longer."""
     estimate, prediction, inserting = (
         importlib.import_module(f"headroom.{name}")
         for name in ("host.workflow.estimate", "memory.prediction", "graph.fit.insert")
