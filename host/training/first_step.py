@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from ...memory.prediction import STATES, CannotPredict, Card
-from ...memory.prediction.live_bytes import inner_tensors
+from ...memory.speed.kernels import inner_tensors
 from ...memory.units import MB, format_bytes
 from ...training import BlockCost, before_gradients_come
 from .costs import BlockCosts, trainable

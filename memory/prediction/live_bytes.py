@@ -11,13 +11,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _get_current_dispatch_mode_stack,
-    is_traceable_wrapper_subclass,
-)
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from ..speed.kernels import KernelCosts, scaled, tensors_of
+from ..speed.kernels import KernelCosts, inner_tensors, scaled, tensors_of
 from .giving_up import require_wanted
 
 IMPLICIT = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -218,13 +214,6 @@ def repeated(times: float = 1.0) -> Iterator[Callable[[], None]]:
         done += [tracker.work - work for tracker, work in zip(following, before)]
         for tracker, work in zip(following, done):
             tracker.work.update(scaled(work, times - 1))
-
-
-def inner_tensors(tensor: Tensor) -> Iterable[Tensor]:
-    """The tensors that hold a tensor's bytes: those a quantised one is made of, else itself."""
-    if not is_traceable_wrapper_subclass(tensor):
-        return (tensor,)
-    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
 
 
 def _python_function(func: Any) -> Callable[..., Any] | None:

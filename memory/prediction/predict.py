@@ -196,7 +196,8 @@ class _WithoutData(LiveBytes):
                 args = (args[0], self._numbers.places(args[1]), *args[2:])
         try:
             result = by_shape(func, args, kwargs)
-            if result is NotImplemented:
+            short = result is not NotImplemented
+            if not short:
                 result = super().run(func, args, kwargs)
         except (DataDependentOutputException, DynamicOutputShapeException):
             result = self._numbers.made(func, args, kwargs)
@@ -207,7 +208,7 @@ class _WithoutData(LiveBytes):
             if result is None:
                 raise
         self._numbers.follow(func, args, kwargs, result)
-        if not gives_a_view(func):
+        if not (short and gives_a_view(func)):
             count(self.work, func, args, kwargs, result)
         if func is torch.ops.aten.native_group_norm.default and args[0].stride() != result[0].stride():
             # One picture with its channels last comes out with strides that later operators do not recognise.

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 aten = torch.ops.aten
@@ -79,6 +80,13 @@ def tensors_of(*values: Any) -> Iterator[Tensor]:
             yield from tensors_of(*value.values())
 
 
+def inner_tensors(tensor: Tensor) -> Iterable[Tensor]:
+    """The tensors that hold a tensor's bytes: those a quantised one is made of, else itself."""
+    if not is_traceable_wrapper_subclass(tensor):
+        return (tensor,)
+    return [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+
+
 def count(work: KernelCosts, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
     """Adds an operator that has run; one that only gives another view of a tensor does nothing."""
     results = list(tensors_of(result))
@@ -87,8 +95,8 @@ def count(work: KernelCosts, func: Any, args: tuple[Any, ...], kwargs: dict[str,
     packet = func.overloadpacket
     formula = FLOPS.get(packet)
     given = list(tensors_of(args, kwargs))
-    storages = {one.untyped_storage()._cdata for one in given}
-    fresh = [one for one in results if one.untyped_storage()._cdata not in storages]
+    storages = set(_storages(given))
+    fresh = [one for one in results if storages.isdisjoint(_storages((one,)))]
     if not fresh and not _writes(func):
         return
     if not given and packet in (aten.empty, aten.empty_strided):
@@ -105,6 +113,10 @@ def count(work: KernelCosts, func: Any, args: tuple[Any, ...], kwargs: dict[str,
             max(map(_size, fresh), default=0),
         )
     ] += 1
+
+
+def _storages(tensors: Iterable[Tensor]) -> Iterator[int]:
+    return (inner.untyped_storage()._cdata for one in tensors for inner in inner_tensors(one))
 
 
 def _kind(packet: Any, formula: Any) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 import folder_paths
 import pytest
 import torch
+from comfy.quant_ops import QuantizedTensor
 from comfy_execution.graph import DynamicPrompt
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
@@ -39,7 +40,7 @@ from headroom.memory.prediction import Card, Forecast, Stage, named_card
 from headroom.memory.render import render_forecast
 from headroom.memory.speed import TimedRun
 from headroom.memory.speed.kept import device_key, load_speed, save_run
-from headroom.memory.speed.kernels import flops_of
+from headroom.memory.speed.kernels import KernelCosts, count, flops_of
 
 from .families import FAMILIES, load_vae, sample
 from .one_step import one_call
@@ -68,6 +69,15 @@ def operations(work: Any) -> int:
 
 
 # ----------------------------------------------------------------------------------------------- kernels of real work
+
+
+def test_a_quantised_weight_that_is_turned_is_no_kernel() -> None:
+    weight = QuantizedTensor.from_float(torch.randn(32, 64, dtype=torch.bfloat16), "TensorCoreFP8Layout")
+    work = KernelCosts()
+    count(work, torch.ops.aten.t.default, (weight,), {}, weight.t())  # a product turns its weight, in place
+    assert not work
+    count(work, torch.ops.aten.clone.default, (weight,), {}, weight.clone())
+    assert sum(work.values()) == 1
 
 
 @pytest.mark.parametrize("name", ["sd15", "sdxl", "sd3", "flux", "wan21", "ltxv", "qwen_image", "lumina2"])
