@@ -141,7 +141,7 @@ def _to_copy(
 
 
 def _product(func: Any, x: FakeTensor, y: FakeTensor, **kwargs: Any) -> Any:
-    _check(not kwargs and _on_one(x, y))
+    _check(not kwargs and _on_one(x, y) and x.ndim == (3 if func is aten.bmm.default else 2))
     return _new(x, _sizes(x, y))
 
 
@@ -149,7 +149,7 @@ def _product_and_sum(
     func: Any, bias: FakeTensor, x: FakeTensor, y: FakeTensor, *, beta: Any = 1, alpha: Any = 1
 ) -> Any:
     shape = _sizes(x, y)
-    _check(_on_one(x, y) and _on_one(bias, x) and tuple(bias.shape) in (shape, shape[-1:]))
+    _check(_on_one(x, y) and _on_one(bias, x) and x.ndim == 2 and tuple(bias.shape) in (shape, shape[-1:]))
     return _new(x, shape)
 
 
@@ -164,7 +164,8 @@ def _layer_norm(func: Any, x: FakeTensor, over: Any, weight: Any, bias: Any, eps
     _check(
         x.is_contiguous() and tuple(x.shape[-len(over) :]) == tuple(over) and x.numel() > 0 and x.is_floating_point()
     )
-    _check(all(one is None or one.fake_device == x.fake_device for one in (weight, bias)))
+    factors = [one for one in (weight, bias) if one is not None]
+    _check(all(one.fake_device == x.fake_device and tuple(one.shape) == tuple(over) for one in factors))
     halves = x.dtype in (torch.float16, torch.bfloat16) and x.fake_device.type != "cpu"
     of_each = (*x.shape[: -len(over)], *[1] * len(over))
     dtype = torch.float32 if halves else x.dtype
@@ -175,7 +176,7 @@ def _group_norm(
     func: Any, x: FakeTensor, weight: Any, bias: Any, n: int, c: int, size: int, groups: int, eps: float
 ) -> Any:
     _check(x.is_contiguous() and x.ndim > 2 and x.numel() == n * c * size and c % groups == 0 and x.is_floating_point())
-    _check(all(one is None or _on_one(one, x) for one in (weight, bias)))
+    _check(all(one is None or (_on_one(one, x) and tuple(one.shape) == (c,)) for one in (weight, bias)))
     return _new(x, x.shape), _new(x, (n, groups)), _new(x, (n, groups))
 
 

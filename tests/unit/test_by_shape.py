@@ -149,6 +149,7 @@ def test_what_goes_the_general_way() -> None:
     with torch.no_grad(), fake_mode() as mode:
         on_card, on_cpu = torch.empty(4, 4, device="cuda"), torch.empty(4, 4)
         half = torch.empty(4, 4, device="cuda", dtype=torch.float16)
+        batch = torch.empty(4, 4, 4)
     real, constant = (
         torch.ones(4, 4),
         FakeTensor(mode, torch.empty(4, 4, device="meta"), "cpu", constant=torch.ones(4, 4)),
@@ -161,6 +162,10 @@ def test_what_goes_the_general_way() -> None:
         (aten.view.default, (on_cpu.t(), [16])),
         (aten.mm.default, (on_cpu, torch.empty(3, 4, device="meta"))),
         (aten.unsqueeze.default, (on_cpu, 9)),
+        (aten.mm.default, (batch, batch)),
+        (aten.bmm.default, (on_cpu, on_cpu)),
+        (aten.native_layer_norm.default, (on_cpu, [4], on_cpu, None, 1e-5)),
+        (aten.native_group_norm.default, (batch, on_cpu, None, 4, 4, 4, 2, 1e-5)),
         (aten.view.default, (constant, [16])),
         (aten.convolution.default, (on_cpu,)),
     ):
