@@ -30,8 +30,8 @@ OF_ONE, OF_TWO = (aten.silu.default, aten.gelu.default), (aten.add.Tensor, aten.
 
 
 def by_shape(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """An operator's result, of the same shape, strides, dtype and device as torch's; ``NotImplemented`` for operators
-    and arguments that go the general way, which also says what is wrong with them.
+    """An operator's result, of the shape, strides, dtype and device that torch's kernels give; ``NotImplemented`` for
+    operators and arguments that go the general way, which also says what is wrong with them.
 
     Args:
         func: the operator, with all its arguments as a dispatch mode gets them.
@@ -71,18 +71,23 @@ def _run(like: FakeTensor, func: Any, *args: Any, **kwargs: Any) -> Any:
         return [FakeTensor(like.fake_mode, one, like.fake_device) for one in result]
 
 
-def _new(like: FakeTensor, shape: Any, dtype: torch.dtype | None = None) -> FakeTensor:
+def _made(mode: FakeTensorMode, device: Any, shape: Any, dtype: torch.dtype, strides: Any = None) -> FakeTensor:
     with torch._C._DisableTorchDispatch():  # the fake mode would go its own way with both
-        made = torch.empty(shape, dtype=dtype or like.dtype, device="meta")
-        return FakeTensor(like.fake_mode, made, like.fake_device)
+        if strides is None:
+            made = torch.empty(shape, dtype=dtype, device="meta")
+        else:
+            made = torch.empty_strided(shape, strides, dtype=dtype, device="meta")
+        return FakeTensor(mode, made, device)
+
+
+def _new(like: FakeTensor, shape: Any, dtype: torch.dtype | None = None) -> FakeTensor:
+    return _made(like.fake_mode, like.fake_device, shape, dtype or like.dtype)
 
 
 def _new_like(x: FakeTensor, dtype: torch.dtype | None, device: torch.device | None = None) -> FakeTensor:
     """One with its numbers in the same order."""
     _check(x.is_contiguous())
-    with torch._C._DisableTorchDispatch():
-        made = torch.empty_strided(x.shape, x.stride(), dtype=dtype or x.dtype, device="meta")
-        return FakeTensor(x.fake_mode, made, device or x.fake_device)
+    return _made(x.fake_mode, device or x.fake_device, x.shape, dtype or x.dtype, x.stride())
 
 
 def _view(func: Any, x: FakeTensor, *args: Any, **kwargs: Any) -> Any:
@@ -102,9 +107,7 @@ def _empty(
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     _check(layout in (None, torch.strided) and memory_format in (None, torch.contiguous_format) and not pin_memory)
     _check(isinstance(mode, FakeTensorMode) and device is not None and torch.device(device).type != "meta")
-    with torch._C._DisableTorchDispatch():
-        made = torch.empty(size, dtype=dtype or torch.get_default_dtype(), device="meta")
-        return FakeTensor(mode, made, device)
+    return _made(mode, device, size, dtype or torch.get_default_dtype())
 
 
 def _copy(func: Any, x: FakeTensor, y: FakeTensor, non_blocking: bool = False) -> Any:
