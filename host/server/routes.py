@@ -19,6 +19,7 @@ from ...memory.prediction.numbers import SCHEMA
 from ..measure.readers import a_prompt_runs
 from ..measure.runs import LOG
 from . import advised
+from .long_lived import set_aside
 from .worker import TookTooLong, Worker
 
 ESTIMATE, FIT, RUNS = "/headroom/estimate", "/headroom/fit", "/headroom/runs/{prompt_id}"
@@ -35,8 +36,8 @@ _WORKER = Worker(MOST_SECONDS, a_prompt_runs)
 
 
 def install() -> None:
-    """Adds the routes to the host's server, and what looks at prompts; nothing where there is none. Call it while
-    custom nodes load."""
+    """Adds the routes to the host's server, and what looks at prompts, and has Python look less at what the server has
+    loaded; nothing where there is none. Call it while custom nodes load."""
     module = sys.modules.get("server")  # there where the host serves; importing it would start one's parts
     server = getattr(getattr(module, "PromptServer", None), "instance", None)
     if server is None:
@@ -51,6 +52,7 @@ def install() -> None:
     server.app.middlewares.append(_admission())
     server.add_on_prompt_handler(with_what_the_graph_says)
     advised.install()
+    set_aside()
 
 
 async def post_estimate(request: Any) -> Any:
