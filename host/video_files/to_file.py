@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...memory.units import MB, format_bytes, format_frames
 from ...offload import fingerprint
+from ...vae.exact.running.heap import give_back_free_pages
 from ...video import FORMATS, Audio, FileFormat, Journal, JournalIsLocked, JournalPlan, check, check_audio, clean, rate
 from ..core.compat import device_context, is_out_of_memory, show_on_node
 from ..measure.runs import Following, measured, notice
@@ -198,6 +199,7 @@ class _Writing:
 
     def _close(self, state: State | None) -> None:
         self.segments.close(state)
+        give_back_free_pages()  # else those between pages that stay add up, over thousands of frames
         if self.segments.has_state or self.warned:
             return
         self.warned, size = True, format_bytes(bytes_of(state or {}))
