@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import linear_regression, mean, median, quantiles
 from typing import Any
 
 import torch
@@ -189,8 +189,9 @@ def on_server() -> Section:
     section = Section()
     section.parts.append(
         "Anonymous memory of a server while it decodes to a file, everything included, looked at every 20 ms: the most,"
-        " what it has for nine tenths of the time at most, and each over the first row's. The memory sways by some"
-        " percent, so that a longer decode meets a higher most; growth would show in both. Prompts over HTTP, a Memory"
+        " what it has for nine tenths of the time at most, and each over the first row's; along: how far a line through"
+        " all looks rises from the first to the last, over their mean. The memory sways by some percent, so that a"
+        " longer decode meets a higher most; growth would show in all of them. Prompts over HTTP, a Memory"
         f" Report behind each. Each number of frames on {SERVERS} servers of its own, which had decoded"
         f" {', '.join(map(str, BEFORE))} frames before, since a server's memory grows with its first prompts; the"
         " middle of them, and the least and the most. LTX-Video with a budget of"
@@ -198,24 +199,25 @@ def on_server() -> Section:
     )
     rows = []
     for name, graph in ON_SERVER.items():
-        found: dict[int, list[tuple[float, float]]] = {frames: [] for frames in FRAMES}
+        found: dict[int, list[tuple[float, float, float]]] = {frames: [] for frames in FRAMES}
         for _ in range(SERVERS):
             for frames, looks in found.items():
                 looks.append(memory_of_a_server(graph, frames))
-                print(f"{name}, {frames} frames: {looks[-1]} MiB", file=sys.stderr, flush=True)
-        first_most, first_mostly = (median(one) for one in zip(*found[FRAMES[0]], strict=True))
+                print(f"{name}, {frames} frames: {looks[-1]}", file=sys.stderr, flush=True)
+        first_most, first_mostly, _ = (median(one) for one in zip(*found[FRAMES[0]], strict=True))
         for frames, looks in found.items():
-            most, mostly = zip(*looks, strict=True)
+            most, mostly, rise = zip(*looks, strict=True)
             row = [name, frames, f"{median(most):.0f} MiB", f"{min(most):.0f} to {max(most):.0f}"]
             row += [f"{median(most) / first_most:.3f}x", f"{median(mostly):.0f} MiB"]
-            rows.append((*row, f"{median(mostly) / first_mostly:.3f}x"))
-    columns = ("way", "frames", "at most", "of the servers", "over the first", "nine tenths", "over the first")
+            rows.append((*row, f"{median(mostly) / first_mostly:.3f}x", f"{median(rise):+.1%}"))
+    columns = ("way", "frames", "at most", "of the servers", "over the first", "nine tenths", "over the first", "along")
     section.table(columns, rows)
     return section
 
 
-def memory_of_a_server(graph: tuple[str, str, int, float], frames: int) -> tuple[float, float]:
-    """MiB of anonymous memory while a new server decodes so many frames: the most, and for nine tenths of the time."""
+def memory_of_a_server(graph: tuple[str, str, int, float], frames: int) -> tuple[float, float, float]:
+    """Anonymous memory while a new server decodes so many frames: MiB at most, and for nine tenths of the time; the
+    rise of a line through all of it, over its mean."""
     from headroom.tools.server.client import Client
     from headroom.tools.server.server import Server
     from headroom.tools.setup.environment import Environment
@@ -230,7 +232,8 @@ def memory_of_a_server(graph: tuple[str, str, int, float], frames: int) -> tuple
         before = anonymous(server.pid)
         with anonymous_growth(grown, server.pid):
             client.run(decode_graph(file, empty, pixels, frames, budget), timeout=1800)
-        return (before + max(grown)) / MIB, (before + quantiles(grown, n=10)[-1]) / MIB
+        rise = linear_regression(range(len(grown)), grown).slope * len(grown) / (before + mean(grown))
+        return (before + max(grown)) / MIB, (before + quantiles(grown, n=10)[-1]) / MIB, rise
 
 
 def decode_graph(file: str, empty: str, pixels: int, frames: int, budget: float) -> dict[str, Any]:
