@@ -808,6 +808,8 @@ GRAPHS = (
         "unit/test_fit_advice.py",
         ("cfg of the graph: the smallest of several", "max(numbers, default=None)", "min(numbers, default=None)"),
         ("cfg of the graph: whoever has the VAE counts", "if slot == MODEL]", "if True]"),
+        ("cfg of the graph: whoever has its text encoder counts", "if not name.startswith(CLIP)", "if True"),
+        ("cfg of the graph: the next sampler's counts", "kind not in (FIT, GUIDED_SAMPLER)", "kind not in (FIT,)"),
         ("cfg of the graph: the widget's is overruled", 'inputs"].get(SOURCE) == GRAPH', 'inputs"].get(SOURCE) != 1'),
     ),
     *_of(

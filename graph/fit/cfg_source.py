@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..formats import as_number
-from ..kinds import FIT, GUIDERS
+from ..kinds import FIT, GUIDED_SAMPLER, GUIDERS
 from ..prompt import Prompt, is_link, links, parents_in, upstream
 
 SOURCE, WIDGET, GRAPH = "cfg_source", "widget", "graph"
 MODEL = 0  # the output of Make It Fit that the samplers get
+CLIP = "clip"  # begins the names of inputs for a text encoder, which a LoRA has beside its model
 
 
 def follow_cfg(prompt: Prompt, runs: Callable[[Prompt], Prompt] = lambda prompt: prompt) -> Prompt:
@@ -46,10 +47,10 @@ def _asks(node: Mapping[str, Any]) -> bool:
 
 
 def _read_by(prompt: Prompt) -> dict[str, list[tuple[int, str]]]:
-    """By node: which of its outputs are read by which nodes."""
+    """By node: which of its outputs are read by which nodes, but for what they take as a text encoder."""
     found: dict[str, list[tuple[int, str]]] = {}
     for number, node in prompt.items():
-        for origin, slot in links(node).values():
+        for origin, slot in (link for name, link in links(node).items() if not name.startswith(CLIP)):
             found.setdefault(origin, []).append((slot, number))
     return found
 
@@ -76,7 +77,7 @@ def _values(prompt: Prompt, fit: str, read: Mapping[str, list[tuple[int, str]]])
             yield node["inputs"]["cfg"]
         elif kind in GUIDERS and not GUIDERS[kind].guided:
             yield 1.0
-        elif kind != FIT:
+        elif kind not in (FIT, GUIDED_SAMPLER):  # what comes of a guider that is not known is no model
             behind = {reader: None for _, reader in read.get(number, ()) if reader not in seen}
             pending += behind
             seen.update(behind)

@@ -36,6 +36,24 @@ GUIDED = {"n3": node("SamplerCustomAdvanced", guider=["4", 0], latent_image=["2"
 CASES = {
     "a sampler": (graph(n3=sampler()), 3.5),
     "behind a LoRA": (graph(n4=node("LoraLoaderModelOnly", model=["9", 0]), n3=sampler(model="4")), 3.5),
+    "another model's text by its LoRA": (
+        graph(
+            n4=node("LoraLoader", model=["9", 0], clip=["1", 1]),
+            n3=sampler(1.0, model="4"),
+            n5=node("CLIPTextEncode", clip=["4", 1]),
+            n6=sampler(7.0, model="7", positive=["5", 0]),
+            n7=node("UNETLoader"),
+        ),
+        1.0,
+    ),
+    "another sampler behind a guider that is not known": (
+        graph(
+            **GUIDED,
+            n4=node("OtherGuider", model=["9", 0]),
+            n5=node("KSampler", model=["1", 0], latent_image=["3", 0], cfg=6.0),
+        ),
+        8.0,
+    ),
     "a guider": (graph(**GUIDED, n4=node("CFGGuider", model=["9", 0], cfg=5)), 5),
     "no guidance": (graph(**GUIDED, n4=node("BasicGuider", model=["9", 0])), 1.0),
     "the largest of several": (graph(n3=sampler(1.0), n4=sampler(6.0, seed=2)), 6.0),
