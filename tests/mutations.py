@@ -635,6 +635,12 @@ MEMORY = (
         "memory/prediction/forecast.py",
         "unit/test_prediction.py unit/test_memory_bar.py host/test_estimate_cli.py",
         (
+            "forecast: tiles promised where RAM ends",
+            "if self.card.has_own_memory and not self.lacks_ram else ()",
+            "if self.card.has_own_memory else ()",
+        ),
+        ("forecast: tiles promised for one of several", "all(stage.or_tiles for stage", "any(stage.or_tiles for stage"),
+        (
             "forecast: exactly full does not fit",
             "if self.least > self.allowed or",
             "if self.least >= self.allowed or",

@@ -53,7 +53,8 @@ def page(rows: dict[str, dict[str, Any]], made: Made) -> str:
         "| *whole* | all weights stay on the card |",
         "| *6.9 GB* | so much of the weights comes over the bus at each step |",
         "| *partly* | what samples stays on the card; of another model, as the text's, some comes over the bus |",
-        "| *no* | it does not fit, whatever comes over the bus |",
+        "| *no* | it does not fit, whatever comes over the bus; where that is a decode or an encode in one piece,"
+        " ComfyUI runs out of memory in it and goes on in tiles, which give another picture |",
         "| *24 s* | about the time of all that is computed, reading files aside, by the maker's figures of the card in"
         " brackets: **not measured on a GPU** |",
         f"| *fit:* | with *Make It Fit* (exact), where that changes something; asked of {asked} of them |",

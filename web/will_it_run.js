@@ -14,6 +14,7 @@ const VERDICTS = {
   resident: () => say("resident", "Yes: all weights fit."),
   streams: () => say("streams", "Yes, slower: weights come from RAM at every step."),
   does_not_fit: () => say("does_not_fit", "No: it needs more than may be used of the card, or of the RAM."),
+  or_tiles: () => say("or_tiles", "Not as it is: ComfyUI would run out of memory and go on in tiles, which give another picture."),
 };
 const work = (stage) => say(`work_${stage.work}`, stage.work);
 const close = () => say("close", "Close");
@@ -137,7 +138,7 @@ function timeOf({ text, seconds }) {
 }
 
 function fill(shown, answer) {
-  const verdict = answer.complete ? VERDICTS[answer.verdict]() : say("incomplete", "No clear answer: some nodes could not be predicted; the report lists them.");
+  const verdict = answer.complete ? VERDICTS[answer.or_tiles ? "or_tiles" : answer.verdict]() : say("incomplete", "No clear answer: some nodes could not be predicted; the report lists them.");
   const report = element("pre", { text: answer.text, style: { whiteSpace: "pre-wrap", margin: "12px 0", fontSize: "12px" } });
   const details = element("details");
   details.append(element("summary", { text: say("all_of_report", "All of the report") }), report);

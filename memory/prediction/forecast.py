@@ -44,6 +44,7 @@ class Stage:
         disk: bytes of disk that it takes at most: a file that it writes, pictures or maps that lie there.
         up_to: bytes that it takes where the card has them, if that is more than it is predicted with; 0: no more.
         ram: bytes of RAM that it takes on the machine's CPU, if it runs there beside a card, of which it takes none.
+        or_tiles: whether the host, once a card's memory has run out in it, does it again in tiles, with another result.
     """
 
     work: str
@@ -63,6 +64,7 @@ class Stage:
     disk: int = 0
     up_to: int = 0
     ram: int = 0
+    or_tiles: bool = False
 
     def on_the_cpu(self) -> Stage:
         """What the card sees of a stage that is predicted for the machine's CPU and runs there: nothing."""
@@ -214,3 +216,10 @@ class Forecast:
     def too_big(self) -> Sequence[Stage]:
         """Stages that do not fit, whatever is streamed."""
         return [stage for stage in self.stages if stage.least > self.allowed]
+
+    @property
+    def or_tiles(self) -> bool:
+        """Whether it does not fit and would run nevertheless, with another result: all that is too big is done in
+        tiles, which are not predicted."""
+        too_big = self.too_big() if self.card.has_own_memory and not self.lacks_ram else ()
+        return bool(too_big) and all(stage.or_tiles for stage in too_big)

@@ -22,6 +22,7 @@ def forecast_numbers(forecast: Forecast, unknown: Sequence[str] = (), complete: 
     return {
         "schema": SCHEMA,
         "verdict": forecast.verdict.value,
+        "or_tiles": forecast.or_tiles,
         "card": forecast.card.title,
         "card_gb": forecast.card.total / GB,
         "allowed_gb": forecast.allowed / GB,

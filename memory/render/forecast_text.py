@@ -13,6 +13,7 @@ SENTENCES = {
     Verdict.STREAMS: "fits, with weights streamed from RAM at every step",
     Verdict.DOES_NOT_FIT: "does not fit, by this prediction",
 }
+OR_TILES = "; ComfyUI would run out of memory, and go on in tiles, which give another picture"
 
 MANY_FRAMES = 2**28  # bytes of decoded frames from which on they are told
 
@@ -22,7 +23,7 @@ def render_forecast(forecast: Forecast, notes: tuple[str, ...] = (), doubt: str 
     lines = [
         f"Will it fit? · {forecast.card.title} · {forecast.limit:.0%} of it: {format_bytes(forecast.allowed)}",
         *([f"! {doubt}"] if doubt else []),
-        SENTENCES[forecast.verdict].format(place=forecast.card.place),
+        SENTENCES[forecast.verdict].format(place=forecast.card.place) + (OR_TILES if forecast.or_tiles else ""),
         f"everything resident {format_bytes(forecast.peak)} · least VRAM {format_bytes(forecast.least)} · activations"
         f" alone {format_bytes(forecast.activations)}",
         f"RAM for weights {format_bytes(forecast.ram_needed)}"
@@ -90,7 +91,8 @@ def advise(forecast: Forecast) -> Iterator[str]:
                 " (approximate), or make it smaller"
             )
         elif stage.work in ("encode", "decode"):
-            yield f"{over}: put Low-Memory VAE before it, which does it exactly in less"
+            tiles = "ComfyUI does it again in tiles there; " if stage.or_tiles and forecast.card.has_own_memory else ""
+            yield f"{over}: {tiles}put Low-Memory VAE before it, which does it exactly in less"
         elif stage.work == "training":
             yield f"{over}: put Training Memory before Train LoRA; Will Training Fit? tells what each plan takes"
         elif stage.work == "sampling":

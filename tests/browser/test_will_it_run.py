@@ -13,7 +13,7 @@ from .test_make_it_fit import EXECUTE, KINDS, opened, settled, toast
 from .test_out_of_memory import SET
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Locator, Page
+    from playwright.sync_api import Locator, Page, Route
 
 COMMAND, TITLE = "Headroom.WillItRun", "Will this run here?"
 LIMIT = "Headroom.MakeItFit.Limit"
@@ -53,6 +53,22 @@ def test_each_stage_has_a_bar_that_leads_to_its_node(page: Page) -> None:
     shown.get_by_text("All of the report").click()
     assert "RAM for weights" in shown.inner_text()
     shown.get_by_role("heading").click()  # the keys still go to the dialog
+    page.keyboard.press("Escape")
+    shown.wait_for(state="detached")
+
+
+def test_what_would_run_in_tiles_is_told_from_what_would_not(page: Page) -> None:
+    """Of the answer for a card; this machine may have none."""
+
+    def of_a_card(route: Route) -> None:
+        route.fulfill(json={**route.fetch().json(), "verdict": "does_not_fit", "or_tiles": True})
+
+    opened(page, text_to_image())
+    page.route("**/headroom/estimate", of_a_card)
+    shown = asked(page)
+    assert "go on in tiles, which give another picture" in shown.get_by_role("heading").inner_text()
+    assert shown.get_by_role("button", name="Make It Fit").count() == 1
+    page.unroute("**/headroom/estimate")
     page.keyboard.press("Escape")
     shown.wait_for(state="detached")
 

@@ -27,11 +27,12 @@ from headroom.benchmarks._harness import peak_bytes
 from headroom.host.attention.backend import apply_attention
 from headroom.host.casting.cast import CastSettings, cast_model
 from headroom.host.core import device
+from headroom.host.core.compat import out_of_memory_kind
 from headroom.host.core.internals import find
 from headroom.host.offload.block_offload import apply_offload
 from headroom.host.prediction.encoders import PROMPT, predict_encoding, predict_text, predict_vision
 from headroom.host.prediction.header_loading import loading_headers
-from headroom.host.prediction.stages import Question, chosen_card, estimate
+from headroom.host.prediction.stages import Question, chosen_card, coding_stage, estimate
 from headroom.host.prediction.step import SAMPLER_LATENTS, Step, predict_step
 from headroom.host.prediction.vae import Coding, predict_coding
 from headroom.host.sampling.conditioning import usual_conditioning
@@ -41,6 +42,7 @@ from headroom.memory.prediction import (
     THIS_MACHINE,
     CannotPredict,
     Card,
+    Forecast,
     LiveBytes,
     Prediction,
     Verdict,
@@ -436,6 +438,32 @@ def test_what_runs_on_the_cpu_takes_nothing_of_a_card(monkeypatch: pytest.Monkey
     report = render_forecast(forecast)
     assert f"\ntext: on the CPU, {format_bytes(text.ram)} of RAM and nothing of the card\n" in report
     assert [load.name for load in forecast_bar(forecast).loads] == ["sampling"]
+
+
+@pytest.mark.parametrize("name", ["sd", "wan21", "ltx"])
+def test_a_stock_decode_that_runs_out_of_memory_is_done_in_tiles(
+    name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The host's own way out, which a forecast that says no has to name; ours and tiled nodes have others."""
+    vae, card = load_vae(name), named_card("sm86", 8.0)
+    x, decode, parts = small_latent(name), vae.first_stage_model.decode, list[Tensor]()
+
+    def runs_out(part: Tensor, *given: Any, **options: Any) -> Tensor:
+        parts.append(part)
+        if len(parts) == 1:
+            raise out_of_memory_kind()("CUDA out of memory.")
+        return decode(part, *given, **options)
+
+    monkeypatch.setattr(vae.first_stage_model, "decode", runs_out)
+    assert vae.decode(x).isfinite().all()
+    assert len(parts) > 1
+    assert "retrying with tiled VAE decoding" in caplog.text
+    monkeypatch.undo()
+    forecast = Forecast(card, (coding_stage(Coding(vae, x), card),), limit=0.001)
+    assert forecast.verdict is Verdict.DOES_NOT_FIT
+    assert forecast.or_tiles
+    for other in (Coding(low_memory_vae(vae, VAESettings()), x), Coding(vae, x, tiles={"tile_x": 64, "tile_y": 64})):
+        assert not coding_stage(other, card).or_tiles
 
 
 def test_a_text_encoder() -> None:

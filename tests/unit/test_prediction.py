@@ -353,6 +353,25 @@ class TestForecast:
         assert "give its node a smaller vram_budget_gb or, where it has that, the method feathered" in told
         assert "video smaller" in render_forecast(self.forecast(250, self.stage("sampling", 100, 300 * MiB, 100)))
 
+    def test_what_the_host_does_in_tiles_instead_is_told(self) -> None:
+        """Of a card, not where RAM ends; and only where nothing else is too big."""
+        decode = replace(self.stage("decode", 100, 300 * MiB, 100), or_tiles=True)
+        sampling = self.stage("sampling", 100, 300 * MiB, 100)
+        forecast = self.forecast(250, decode)
+        assert forecast_numbers(forecast)["or_tiles"] is True
+        told = render_forecast(forecast).splitlines()
+        assert told[1].startswith("does not fit, by this prediction; ComfyUI would run out of memory, and go on in")
+        assert any("ComfyUI does it again in tiles there; put Low-Memory VAE before it" in line for line in told)
+        for other in (
+            self.forecast(400, decode),
+            self.forecast(250, replace(decode, or_tiles=False)),
+            self.forecast(250, sampling, decode),
+            self.forecast(250, decode, ram=50),
+            Forecast(CPU, (decode,), ram=50 * MiB),
+        ):
+            assert not other.or_tiles
+            assert "go on in tiles" not in render_forecast(other)
+
     def test_what_keeps_to_what_there_is_says_what_it_takes_else(self) -> None:
         decode = replace(self.stage("decode", 100, 100 * MiB, 100), up_to=300 * MiB)
         assert "with the whole card free it takes 300 MB" in render_forecast(self.forecast(250, decode))
