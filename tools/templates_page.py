@@ -13,6 +13,7 @@ from typing import Any
 CARDS = {6: "RTX 3050", 8: "RTX 4060", 12: "RTX 3060", 16: "RTX 4060 Ti", 24: "RTX 3090", 32: "RTX 5090"}
 LIMIT = 0.85
 AS_IT_IS, MADE_TO_FIT = "as_it_is", "make_it_fit"
+OR_TILES = "or_tiles"  # of what does not fit, where ComfyUI goes on in tiles
 SAME = 0.05  # as a share: times that are no further apart are said once
 
 
@@ -53,8 +54,9 @@ def page(rows: dict[str, dict[str, Any]], made: Made) -> str:
         "| *whole* | all weights stay on the card |",
         "| *6.9 GB* | so much of the weights comes over the bus at each step |",
         "| *partly* | what samples stays on the card; of another model, as the text's, some comes over the bus |",
-        "| *no* | it does not fit, whatever comes over the bus; where that is a decode or an encode in one piece,"
-        " ComfyUI runs out of memory in it and goes on in tiles, which give another picture |",
+        "| *no* | it does not fit, whatever comes over the bus |",
+        "| *tiles* | a decode or an encode in one piece does not fit: ComfyUI runs out of memory in it and goes on in"
+        " tiles, which give another result; whether those fit was not asked |",
         "| *24 s* | about the time of all that is computed, reading files aside, by the maker's figures of the card in"
         " brackets: **not measured on a GPU** |",
         f"| *fit:* | with *Make It Fit* (exact), where that changes something; asked of {asked} of them |",
@@ -104,7 +106,9 @@ def _share(one: dict[str, Any]) -> str:
     """Where the weights are."""
     if one["verdict"] == "streams":
         return f"{one['streamed']:.1f} GB" if one["streamed"] >= 0.05 else "partly"
-    return {"resident": "whole", "does_not_fit": "no"}.get(one["verdict"], "not known")
+    if one["verdict"] == "does_not_fit":
+        return "tiles" if one.get(OR_TILES) else "no"
+    return {"resident": "whole"}.get(one["verdict"], "not known")
 
 
 def _words(one: dict[str, Any]) -> str:

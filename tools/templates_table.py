@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .templates_page import AS_IT_IS, CARDS, LIMIT, MADE_TO_FIT, Made, cell, data, page
+from .templates_page import AS_IT_IS, CARDS, LIMIT, MADE_TO_FIT, OR_TILES, Made, cell, data, page
 
 PACK = Path(__file__).resolve().parents[1]
 TEMPLATES = "comfyui_workflow_templates_json"
@@ -106,7 +106,8 @@ def made_to_fit(workflow: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]
             except estimate.NothingToPredict:
                 return row(workflow)
             card[MADE_TO_FIT] = {"verdict": "unknown", "why": doubts} if doubts else _numbers(answer.forecast)
-        fits = card.setdefault(MADE_TO_FIT, card[AS_IT_IS])["verdict"] != "does_not_fit"
+        not_asked = {name: value for name, value in card[AS_IT_IS].items() if name != OR_TILES}
+        fits = card.setdefault(MADE_TO_FIT, not_asked)["verdict"] != "does_not_fit"
     return {**one, "cards": cards}
 
 
@@ -138,7 +139,7 @@ def _doubts(found: Any) -> list[str]:
 
 def _numbers(forecast: Any) -> dict[str, Any]:
     """A forecast in GB and seconds."""
-    return {
+    return ({OR_TILES: True} if forecast.or_tiles else {}) | {
         "verdict": forecast.verdict.value,
         "peak": round(forecast.peak / GB, 2),
         "streamed": round(forecast.streamed_per_step / GB, 2),

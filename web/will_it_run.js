@@ -14,7 +14,7 @@ const VERDICTS = {
   resident: () => say("resident", "Yes: all weights fit."),
   streams: () => say("streams", "Yes, slower: weights come from RAM at every step."),
   does_not_fit: () => say("does_not_fit", "No: it needs more than may be used of the card, or of the RAM."),
-  or_tiles: () => say("or_tiles", "Not as it is: ComfyUI would run out of memory and go on in tiles, which give another picture."),
+  or_tiles: () => say("or_tiles", "Not as it is: ComfyUI would run out of memory and go on in tiles, which give another result."),
 };
 const work = (stage) => say(`work_${stage.work}`, stage.work);
 const close = () => say("close", "Close");

@@ -13,7 +13,7 @@ SENTENCES = {
     Verdict.STREAMS: "fits, with weights streamed from RAM at every step",
     Verdict.DOES_NOT_FIT: "does not fit, by this prediction",
 }
-OR_TILES = "; ComfyUI would run out of memory, and go on in tiles, which give another picture"
+OR_TILES = "; ComfyUI would run out of memory, and go on in tiles, which give another result"
 
 MANY_FRAMES = 2**28  # bytes of decoded frames from which on they are told
 

@@ -66,7 +66,7 @@ def test_what_would_run_in_tiles_is_told_from_what_would_not(page: Page) -> None
     opened(page, text_to_image())
     page.route("**/headroom/estimate", of_a_card)
     shown = asked(page)
-    assert "go on in tiles, which give another picture" in shown.get_by_role("heading").inner_text()
+    assert "go on in tiles, which give another result" in shown.get_by_role("heading").inner_text()
     assert shown.get_by_role("button", name="Make It Fit").count() == 1
     page.unroute("**/headroom/estimate")
     page.keyboard.press("Escape")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from headroom.tools.templates_page import AS_IT_IS, CARDS, MADE_TO_FIT, Made, cell, data, page
+from headroom.tools.templates_page import AS_IT_IS, CARDS, MADE_TO_FIT, OR_TILES, Made, cell, data, page
 from headroom.tools.templates_table import FREE, TEMPLATES, lacks_fit, made_to_fit, names, row, rows_of
 
 from .test_catalogue import MADE_WITH
@@ -105,6 +105,8 @@ def numbers(verdict: str, streamed: float = 0.0, seconds: float | None = 20.0) -
         (numbers("streams", 0.01), numbers("resident", 0.0), "partly, 20 s<br>fit: whole, 20 s"),
         (numbers("does_not_fit"), numbers("streams", 2.0, 125), "no<br>fit: 2.0 GB, 2 min 5 s"),
         (numbers("does_not_fit"), numbers("does_not_fit", 1.0, 9), "no"),
+        (numbers("does_not_fit") | {OR_TILES: True}, numbers("does_not_fit"), "tiles<br>fit: no"),
+        (numbers("does_not_fit") | {OR_TILES: True}, numbers("resident"), "tiles<br>fit: whole, 20 s"),
         (numbers("resident", seconds=None), numbers("resident", seconds=None), "whole"),
         (numbers("streams", 1.0), {"verdict": "unknown", "why": ["node 1"]}, "1.0 GB, 20 s<br>fit: not known"),
     ],
