@@ -636,8 +636,8 @@ MEMORY = (
         "unit/test_prediction.py unit/test_memory_bar.py host/test_estimate_cli.py",
         (
             "forecast: tiles promised where RAM ends",
-            "if self.card.has_own_memory and not self.lacks_ram else ()",
-            "if self.card.has_own_memory else ()",
+            "() if self.lacks_ram else self.too_big()",
+            "self.too_big()",
         ),
         ("forecast: tiles promised for one of several", "all(stage.or_tiles for stage", "any(stage.or_tiles for stage"),
         (
@@ -711,6 +711,20 @@ MEMORY = (
             "fit: what goes through the staging is not copied",
             "return replace(self.stage, budget=budget, staging=staging)",
             "return replace(self.stage, budget=budget)",
+        ),
+    ),
+    *_of(
+        "memory/prediction/plans.py",
+        "host/test_seedvr.py",
+        ("fit: refused for a VAE that the host tiles", "self.settings is None and self.stage.or_tiles", "False"),
+    ),
+    *_of(
+        "host/following/stages/coding.py",
+        "host/test_seedvr.py",
+        (
+            "a tiled node's tiles left out of a VAE that has its own",
+            "not works_in_less(vae)",
+            '"headroom_settings" not in vars(vae)',
         ),
     ),
     *_of(

@@ -25,7 +25,7 @@ from ..offload.budget import budget_of
 from ..offload.layers import least_on_card, said_of_streaming, streams_everything, streams_nothing
 from ..sampling.conditioning import usual_conditioning
 from ..vae.fallback import BudgetTooSmall
-from ..vae.wrapper import LowMemoryVAE
+from ..vae.wrapper import is_tileable, works_in_less
 from .encoders import predict_text
 from .host_answers import SAME_EXPERTS, has_experts
 from .kept import coding_key, kept, step_key, text_key
@@ -276,7 +276,8 @@ def _coding_stage(coding: Coding, card: Card) -> Stage:
     stage = Stage(
         coding.work, Prediction(weights, 0), weights, weights, model=id(vae.first_stage_model),
         kind=kind_of(coding.work, vae.first_stage_model, vae.vae_dtype), frames=frames, disk=disk,
-        or_tiles=coding.tiles is None and file_budget is None and not isinstance(vae, LowMemoryVAE),
+        or_tiles=card.has_own_memory and coding.tiles is None and file_budget is None and not works_in_less(vae),
+        cuts=is_tileable(vae),
     )  # fmt: skip
     try:
         found = kept(vae.first_stage_model, coding_key(coding, card), predicted)

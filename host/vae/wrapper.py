@@ -123,6 +123,11 @@ def is_tileable(vae: Any) -> bool:
     )
 
 
+def works_in_less(vae: Any) -> bool:
+    """Whether a VAE's work is ours: it keeps to a budget, and how a tiled node would cut it does not count."""
+    return isinstance(vae, LowMemoryVAE) and is_tileable(vae)
+
+
 def fits_in_one_piece(vae: Any, latent: Tensor) -> bool:
     """Whether a low-memory VAE with method auto would decode a latent in one piece, by the host's own estimate."""
     coder = Coder(Decode(vae, {}))

@@ -45,6 +45,7 @@ class Stage:
         up_to: bytes that it takes where the card has them, if that is more than it is predicted with; 0: no more.
         ram: bytes of RAM that it takes on the machine's CPU, if it runs there beside a card, of which it takes none.
         or_tiles: whether the host, once a card's memory has run out in it, does it again in tiles, with another result.
+        cuts: of a VAE's work: whether Low-Memory VAE can do it in less.
     """
 
     work: str
@@ -65,6 +66,7 @@ class Stage:
     up_to: int = 0
     ram: int = 0
     or_tiles: bool = False
+    cuts: bool = True
 
     def on_the_cpu(self) -> Stage:
         """What the card sees of a stage that is predicted for the machine's CPU and runs there: nothing."""
@@ -221,5 +223,5 @@ class Forecast:
     def or_tiles(self) -> bool:
         """Whether it does not fit and would run nevertheless, with another result: all that is too big is done in
         tiles, which are not predicted."""
-        too_big = self.too_big() if self.card.has_own_memory and not self.lacks_ram else ()
+        too_big = () if self.lacks_ram else self.too_big()
         return bool(too_big) and all(stage.or_tiles for stage in too_big)

@@ -125,7 +125,10 @@ class VAEPlan:
     refusal: str = ""
 
     def fits(self, allowed: int) -> bool:
-        return self.stage is not None and self.stage.peak <= allowed
+        """Whether it can run in so many bytes; one that stays as it is runs where the host would go on in tiles."""
+        if self.stage is None:
+            return False
+        return self.stage.peak <= allowed or (self.settings is None and self.stage.or_tiles)
 
 
 @dataclass(frozen=True)

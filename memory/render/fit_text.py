@@ -87,6 +87,8 @@ def _vae_lines(fit: Fit) -> Iterator[str]:
         return
     way = (plan.stage.method or "as it is").removeprefix(f"{WORDS[plan.loss]}, ")
     yield f"decoding, {WORDS[plan.loss]}: {way}, {format_bytes(plan.stage.peak)}"
+    if plan.stage.peak > fit.allowed:  # a VAE that stays as it is
+        yield "  more than is allowed: where it runs out of memory ComfyUI goes on in tiles, which give another result"
     larger = [other for other in fit.vaes if other is not plan]
     if larger:
         tried = larger[0]

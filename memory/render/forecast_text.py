@@ -91,8 +91,9 @@ def advise(forecast: Forecast) -> Iterator[str]:
                 " (approximate), or make it smaller"
             )
         elif stage.work in ("encode", "decode"):
-            tiles = "ComfyUI does it again in tiles there; " if stage.or_tiles and forecast.card.has_own_memory else ""
-            yield f"{over}: {tiles}put Low-Memory VAE before it, which does it exactly in less"
+            tiles = "ComfyUI does it again in tiles there; " if stage.or_tiles else ""
+            exact = "put Low-Memory VAE before it, which does it exactly in less"
+            yield f"{over}: {tiles}{exact if stage.cuts else 'take the tiled node in its place, with smaller tiles'}"
         elif stage.work == "training":
             yield f"{over}: put Training Memory before Train LoRA; Will Training Fit? tells what each plan takes"
         elif stage.work == "sampling":

@@ -13,13 +13,20 @@ from headroom.benchmarks._harness import peak_bytes
 from headroom.host.core.internals import find
 from headroom.host.following.findings import Findings
 from headroom.host.following.inputs import Inputs, NotFollowed
+from headroom.host.following.stages.coding import code
 from headroom.host.following.stages.sampling import sample
 from headroom.host.following.stages.seedvr import OF_SEEDVR
+from headroom.host.planning.fit import find_fit
 from headroom.host.prediction.host_answers import free_memory_answer
+from headroom.host.prediction.stages import Question, coding_stage
 from headroom.host.prediction.step import Step, predict_step
 from headroom.host.prediction.vae import Coding, predict_coding
-from headroom.memory.prediction import fake_tree, named_card
+from headroom.host.vae.settings import VAESettings
+from headroom.host.vae.wrapper import low_memory_vae
+from headroom.memory.prediction import Forecast, fake_tree, named_card
+from headroom.memory.render import render_fit, render_forecast
 
+from .families import FAMILIES
 from .one_step import one_call
 from .sound_models import Song, drawn, model_of
 from .test_catalogue import since_it_was_made
@@ -66,6 +73,42 @@ def test_a_decode_and_an_encode(encodes: bool, monkeypatch: pytest.MonkeyPatch) 
         x, tiles = torch.zeros(1, 16, 2, 8, 10), {"tile_x": 8, "tile_y": 8, "overlap": 2}
         found = predict_coding(Coding(vae, x, tiles=tiles), this_cpu()).prediction
         assert off_by(found, lambda: vae.decode_tiled(x, **tiles)) <= 0.02
+
+
+def test_its_own_tiles_stay_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Low-Memory VAE and Make It Fit leave this VAE as it is: a tiled node's tiles count, and a decode in one piece
+    that is too large is no reason to refuse, since the host goes on in tiles."""
+    vae = comfy.sd.VAE(drawn(find("comfy.ldm.seedvr.vae:VideoAutoencoderKLWrapper")()).state_dict())
+    card = named_card("sm86", 8.0)
+    low, x = low_memory_vae(vae, VAESettings()), torch.zeros(1, 16, 2, 8, 10)
+    tiled = {"tile_size": 64, "overlap": 16, "temporal_size": 64, "temporal_overlap": 8}
+    sizes = []
+    for one in (vae, low):
+        found = Findings(card)
+        code(found, "VAEDecodeTiled", Inputs("VAEDecodeTiled", {"vae": one, "samples": {"samples": x}, **tiled}))
+        (coding,) = (stage for stage in found.stages if stage.work == "decode")
+        assert coding.method.startswith("core's tiles")
+        sizes.append(coding.peak)
+    assert sizes[0] == sizes[1]
+    stage = coding_stage(Coding(low, x), card)
+    assert stage.or_tiles
+    assert not stage.cuts
+    told = render_forecast(Forecast(card, (stage,), limit=1e-4))
+    assert "go on in tiles" in told.splitlines()[1]
+    assert "Low-Memory VAE" not in told
+    family = FAMILIES["wan21"]
+    model, latent = family.load(), family.latent(64, 80)
+    question = Question(model, {"samples": latent}, vae, positive=family.conditioning(1))
+    decode = coding_stage(Coding(vae, latent), card)
+    fit = find_fit(question, card, limit=(decode.peak - 1) / card.total)
+    assert fit.found
+    assert fit.vae is not None
+    assert fit.vae.settings is None
+    assert fit.vae.stage == decode
+    assert "ComfyUI goes on in tiles" in render_fit(fit)
+    here = coding_stage(Coding(vae, latent), this_cpu())
+    assert not here.or_tiles  # nothing catches it where RAM ends
+    assert find_fit(question, this_cpu(), limit=(here.peak - 1) / this_cpu().total).vae is None
 
 
 def followed(kind: str, **inputs: Any) -> tuple[Findings, Any]:

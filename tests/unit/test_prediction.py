@@ -354,7 +354,7 @@ class TestForecast:
         assert "video smaller" in render_forecast(self.forecast(250, self.stage("sampling", 100, 300 * MiB, 100)))
 
     def test_what_the_host_does_in_tiles_instead_is_told(self) -> None:
-        """Of a card, not where RAM ends; and only where nothing else is too big."""
+        """Not where RAM ends, and only where nothing else is too big."""
         decode = replace(self.stage("decode", 100, 300 * MiB, 100), or_tiles=True)
         sampling = self.stage("sampling", 100, 300 * MiB, 100)
         forecast = self.forecast(250, decode)
@@ -367,7 +367,6 @@ class TestForecast:
             self.forecast(250, replace(decode, or_tiles=False)),
             self.forecast(250, sampling, decode),
             self.forecast(250, decode, ram=50),
-            Forecast(CPU, (decode,), ram=50 * MiB),
         ):
             assert not other.or_tiles
             assert "go on in tiles" not in render_forecast(other)

@@ -15,7 +15,7 @@ from ...core.latents import first_part
 from ...planning.decode_in_graph import tiled_arguments
 from ...prediction.networks import ShapesOfVAE, latent_like, pixels_like
 from ...prediction.vae import Coding
-from ...vae.wrapper import LowMemoryVAE, low_memory_vae
+from ...vae.wrapper import low_memory_vae, works_in_less
 from ...video.resizing import Resizing
 from ..calling import Outputs
 from ..files import Footage, footage_of
@@ -36,7 +36,7 @@ def code(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     if kind.startswith("Headroom"):
         vae, widgets = low_memory_vae(vae, vae_settings(kind, widgets)), {}
     coding = Coding(vae, x, encodes)
-    if "tile_size" in widgets and not isinstance(vae, LowMemoryVAE):
+    if "tile_size" in widgets and not works_in_less(vae):
         with of_the_workflow(kind):
             coding = replace(coding, tiles=tiled_arguments(vae, encodes=encodes, **widgets))
     if found.predicts:
