@@ -107,7 +107,8 @@ def made_to_fit(workflow: dict[str, Any], one: dict[str, Any]) -> dict[str, Any]
                 return row(workflow)
             card[MADE_TO_FIT] = {"verdict": "unknown", "why": doubts} if doubts else _numbers(answer.forecast)
         not_asked = {name: value for name, value in card[AS_IT_IS].items() if name != OR_TILES}
-        fits = card.setdefault(MADE_TO_FIT, not_asked)["verdict"] != "does_not_fit"
+        made = card.setdefault(MADE_TO_FIT, not_asked)
+        fits = made["verdict"] != "does_not_fit" or made.get(OR_TILES, False)
     return {**one, "cards": cards}
 
 

@@ -33,6 +33,7 @@ class Findings:
         absent: files that are not on this machine, and were taken from the catalogue.
         limit: share of the card's memory that may be used.
         node: the id of the node that is followed now.
+        refused: whether a node has ended the workflow since nothing fits; the host does nothing in tiles then.
         predicts: whether what VAEs do is predicted; else only how large it is that they give.
         for_all_sizes: makes the question of a Make It Fit one for all that is sampled behind it; with what to say.
     """
@@ -46,6 +47,7 @@ class Findings:
     absent: Absent = field(default_factory=Absent)
     limit: float = 0.85
     node: str = ""
+    refused: bool = False
     predicts: bool = True
     for_all_sizes: Callable[[Question], tuple[Question, tuple[str, ...]]] = lambda question: (question, ())
 
@@ -65,7 +67,7 @@ class Findings:
 
     def add(self, stage: Stage) -> None:
         """Of equal stages of one model the one that needs most counts, as often as all are done."""
-        stage = replace(stage, node=self.node)
+        stage = replace(stage, node=self.node, or_tiles=stage.or_tiles and not self.refused)
         for number, other in enumerate(self.stages):
             same = (other.work, other.model, other.method) == (stage.work, stage.model, stage.method)
             if same and (stage.work != "sampling" or stage.prediction == other.prediction):

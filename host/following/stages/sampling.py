@@ -153,6 +153,7 @@ def fit(found: Findings, kind: str, inputs: Inputs) -> Outputs:
     found.notes += [f"{kind}: {line}" for line in lines]
     answer = find_fit(question, card, asked.quality, asked.limit)
     if not answer.found:
+        found.refused = True
         found.notes.append(f"{kind}: {why_nothing_fits(answer)}")
         return model, vae, *NOTHING
     found.notes.append(f"{kind}: {answer.summary}")
