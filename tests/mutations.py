@@ -719,6 +719,11 @@ MEMORY = (
         ("fit: refused for a VAE that the host tiles", "self.settings is None and self.stage.or_tiles", "False"),
     ),
     *_of(
+        "host/following/stages/sampling.py",
+        "host/test_fit.py",
+        ("an estimate promises tiles behind a refusal", "found.refused = True", "found.refused = False"),
+    ),
+    *_of(
         "host/following/stages/coding.py",
         "host/test_seedvr.py",
         (

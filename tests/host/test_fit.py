@@ -491,6 +491,8 @@ class TestWorkflows:
         run = self.forecast(0.1)
         assert any("nothing fits" in note for note in run.notes)
         assert run.forecast().verdict is Verdict.DOES_NOT_FIT
+        (decode,) = (stage for stage in run.stages if stage.work == "decode")
+        assert not decode.or_tiles  # the node ends the run before that
 
 
 # ---------------------------------------------------------------------------------------------------------- as measured
