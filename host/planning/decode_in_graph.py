@@ -11,7 +11,7 @@ from ...graph.prompt import Prompt, is_link, reached, readers
 from ..core.latents import first_part
 from ..prediction.vae import Coding
 from ..vae.settings import VAESettings
-from ..vae.wrapper import LowMemoryVAE, low_memory_vae
+from ..vae.wrapper import low_memory_vae, works_in_less
 
 
 def decode_in_graph(node: str, running: Prompt | None, vae: Any, latent: dict[str, Any]) -> Coding | None:
@@ -29,7 +29,7 @@ def decode_in_graph(node: str, running: Prompt | None, vae: Any, latent: dict[st
         x = first_part(latent["samples"])
         if kind == OUR_DECODE:
             return Coding(low_memory_vae(vae, VAESettings(**_widgets(inputs, VAESettings))), x)
-        if kind == TILED_DECODE and not isinstance(vae, LowMemoryVAE) and not is_link(inputs.get("tile_size")):
+        if kind == TILED_DECODE and not works_in_less(vae) and not is_link(inputs.get("tile_size")):
             return Coding(vae, x, tiles=tiled_arguments(vae, **_widgets(inputs, tiled_arguments)))
         if kind == TO_FILE:
             budget, form = inputs.get("vram_budget_gb", 0.0), inputs.get("format", "")

@@ -35,7 +35,7 @@ from ..core.internals import find
 from ..measure.calibrated import as_planned, workspaces_for
 from ..vae.coding import Coder
 from ..vae.directions import Decode, Encode
-from ..vae.wrapper import PLANNED_BY_WORKERS, LowMemoryVAE, is_tileable
+from ..vae.wrapper import PLANNED_BY_WORKERS, LowMemoryVAE, works_in_less
 from ..video.along import hand_on, is_chunked
 from .host_answers import answering, attending, card_answers, corner, free_memory_answer, one_of_each_tile
 
@@ -164,7 +164,7 @@ class _StandIn:
 
     def work(self, coding: Coding, x: Tensor) -> _Way:
         """How it would be done, the work to follow, and what is planned already."""
-        if not isinstance(self.vae, LowMemoryVAE) or not is_tileable(self.vae):
+        if not works_in_less(self.vae):
             if coding.tiles is None:
                 options = {} if coding.options is None else {"vae_options": coding.options}
                 return _Way("in one piece", self._call(coding.work, x, **options))

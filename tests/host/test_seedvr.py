@@ -16,6 +16,7 @@ from headroom.host.following.inputs import Inputs, NotFollowed
 from headroom.host.following.stages.coding import code
 from headroom.host.following.stages.sampling import sample
 from headroom.host.following.stages.seedvr import OF_SEEDVR
+from headroom.host.planning.decode_in_graph import decode_in_graph
 from headroom.host.planning.fit import find_fit
 from headroom.host.prediction.host_answers import free_memory_answer
 from headroom.host.prediction.stages import Question, coding_stage
@@ -75,7 +76,7 @@ def test_a_decode_and_an_encode(encodes: bool, monkeypatch: pytest.MonkeyPatch) 
         assert off_by(found, lambda: vae.decode_tiled(x, **tiles)) <= 0.02
 
 
-def test_its_own_tiles_stay_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_its_own_tiles_stay_its_own() -> None:
     """Low-Memory VAE and Make It Fit leave this VAE as it is: a tiled node's tiles count, and a decode in one piece
     that is too large is no reason to refuse, since the host goes on in tiles."""
     vae = comfy.sd.VAE(drawn(find("comfy.ldm.seedvr.vae:VideoAutoencoderKLWrapper")()).state_dict())
@@ -90,6 +91,11 @@ def test_its_own_tiles_stay_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
         assert coding.method.startswith("core's tiles")
         sizes.append(coding.peak)
     assert sizes[0] == sizes[1]
+    behind = {"class_type": "VAEDecodeTiled", "inputs": {"samples": ["1", 0], "vae": ["3", 0], **tiled}}
+    running = {"1": {"class_type": "KSampler", "inputs": {}}, "2": behind}
+    found_behind = decode_in_graph("1", running, low, {"samples": x})
+    assert found_behind is not None
+    assert found_behind.tiles is not None
     stage = coding_stage(Coding(low, x), card)
     assert stage.or_tiles
     assert not stage.cuts
